@@ -1,0 +1,284 @@
+"""What we touch in SGLang, as data, and a check of it that imports nothing of SGLang.
+
+Each touch point is a name in SGLang that we hook, call or read, with the parameters that we rely on.
+Where releases differ, one name has several places; the first that holds in the installed sources is
+the one in use, so no other module needs to know a release number.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+Kind = Literal["function", "method", "staticmethod", "classmethod", "attribute", "class"]
+
+# Releases on which the whole test suite has run. Others run when every contract holds.
+TESTED_RELEASES = ("0.5.23",)
+OLDEST_RELEASE, NEWEST_RELEASE = "0.5.13.post1", "0.5.23"
+
+
+@dataclass(frozen=True)
+class TouchPoint:
+    """One place in SGLang that we depend on.
+
+    Attributes:
+        name: our name for it; several touch points of one name are alternatives.
+        module: dotted module that defines it.
+        qualname: ``Class.attribute`` or ``function`` inside that module.
+        kind: what it must be there.
+        parameters: names that its signature must begin with, after self or cls; where we are the
+            caller, parameters beyond these must have defaults. None: any signature will do.
+        process: where we use it.
+        hooked: True where we wrap it, False where we only call or read it.
+        why: what for.
+    """
+
+    name: str
+    module: str
+    qualname: str
+    kind: Kind
+    parameters: tuple[str, ...] | None
+    process: Literal["launcher", "scheduler"]
+    why: str
+    hooked: bool = True
+
+    @property
+    def target(self) -> str:
+        return f"{self.module}.{self.qualname}"
+
+
+_ENGINE = "sglang.srt.entrypoints.engine"
+_SERVER_ARGS = "sglang.srt.server_args"
+_WORKER = "sglang.srt.speculative.eagle_worker_v2"
+_PROCESSOR = "sglang.srt.managers.scheduler_components.batch_result_processor"
+_REPORTER = "sglang.srt.managers.scheduler_components.metrics_reporter"
+_SPEC_UTILS = "sglang.srt.speculative.spec_utils"
+_MOE_UTILS = "sglang.srt.layers.moe.utils"
+
+# The argument seam is bound in every launcher, else the flag could not exist. Everything after it
+# is bound only when the flag is given.
+ARGUMENT_SEAM = (
+    TouchPoint(
+        "add_cli_args", _SERVER_ARGS, "ServerArgs.add_cli_args", "staticmethod", ("parser",),
+        "launcher", "adds our flags to the command line",
+    ),
+    TouchPoint(
+        "from_cli_args", _SERVER_ARGS, "ServerArgs.from_cli_args", "classmethod", ("args",),
+        "launcher", "reads our flags off the parsed command line onto the record",
+    ),
+    TouchPoint(
+        "server_args_class", _ENGINE, "Engine.server_args_class", "attribute", None,
+        "launcher", "takes our keywords out of Engine(**kwargs) before ServerArgs refuses them",
+    ),
+)  # fmt: skip
+
+LAUNCHER = (
+    TouchPoint(
+        "check_server_args", _SERVER_ARGS, "ServerArgs.check_server_args", "method", (),
+        "launcher", "refuses combinations that are not built, on the resolved arguments",
+    ),
+    TouchPoint(
+        "launch_subprocesses", _ENGINE, "Engine._launch_subprocesses", "classmethod",
+        ("server_args",),
+        "launcher", "hands the settings to the spawned processes; asks whether they were bound",
+    ),
+    TouchPoint(
+        "admission_cap", "sglang.srt.arg_groups.speculative_hook", "_handle_eagle_family",
+        "function", ("server_args",),
+        "launcher", "keeps the admission cap of a server without speculation",
+    ),
+    TouchPoint(
+        "request_spec_metrics", "sglang.srt.managers.tokenizer_manager",
+        "TokenizerManager._calculate_spec_decoding_metrics", "method",
+        ("meta_info", "recv_obj", "i"),
+        "launcher", "per-request accept length over verify steps only",
+    ),
+)  # fmt: skip
+
+SCHEDULER = (
+    TouchPoint(
+        "forward_batch_generation", _WORKER, "EAGLEWorkerV2.forward_batch_generation", "method",
+        ("batch", "on_publish"),
+        "scheduler", "decides the mode of each decode step and runs the target-only ones",
+    ),
+    TouchPoint(
+        "init_info", "sglang.srt.managers.scheduler", "Scheduler.get_init_info", "method", (),
+        "scheduler", "tells the launcher that the hooks are bound in this process",
+    ),
+    TouchPoint(
+        "resolve_spec_tokens", _PROCESSOR, "SchedulerBatchResultProcessor._resolve_spec_v2_tokens",
+        "method", ("result", "batch"),
+        "scheduler", "does not count target-only steps as verifies of a request",
+    ),
+    TouchPoint(
+        "update_spec_metrics", _REPORTER, "SchedulerMetricsReporter.update_spec_metrics", "method",
+        ("bs", "num_correct_drafts"),
+        "scheduler", "does not count target-only steps into the server's accept length",
+    ),
+    TouchPoint(
+        "report_decode_stats", _REPORTER, "SchedulerMetricsReporter.report_decode_stats", "method",
+        ("can_run_cuda_graph",),
+        "scheduler", "no accept length in a decode report without a verify",
+    ),
+)  # fmt: skip
+
+# Called or read, never wrapped.
+CALLED = (
+    TouchPoint(
+        "extend_cache_locs", "sglang.kernels.ops.speculative.cache_locs",
+        "assign_extend_cache_locs_func", "function",
+        ("req_pool_indices", "req_to_token", "start_offset", "end_offset", "batch_size",
+         "draft_token_num", "device"),
+        "scheduler", "KV slots of the step out of the reserved ones", hooked=False,
+    ),
+    TouchPoint(
+        "extend_cache_locs", "sglang.srt.speculative.triton_ops.cache_locs",
+        "assign_extend_cache_locs_func", "function",
+        ("req_pool_indices", "req_to_token", "start_offset", "end_offset", "batch_size",
+         "draft_token_num", "device"),
+        "scheduler", "KV slots of the step out of the reserved ones", hooked=False,
+    ),
+    TouchPoint(
+        "draft_extend", _WORKER, "EagleDraftWorker._draft_extend_for_decode", "method",
+        ("batch", "batch_result"),
+        "scheduler", "draft extend: on resume, and per step for drafts without a KV-only write",
+        hooked=False,
+    ),
+    TouchPoint(
+        "target_forward", "sglang.srt.managers.tp_worker",
+        "TpModelWorker.forward_batch_generation", "method", ("batch",),
+        "scheduler", "the target's plain decode, sampling included", hooked=False,
+    ),
+    TouchPoint(
+        "draft_kv_projection", "sglang.srt.models.llama", "LlamaAttention.forward_prepare_native",
+        "method", ("positions", "hidden_states"),
+        "scheduler", "K and V of the draft layer, RoPE included", hooked=False,
+    ),
+    TouchPoint(
+        "draft_input", "sglang.srt.speculative.eagle_info", "EagleDraftInput", "class", None,
+        "scheduler", "what a step hands to the next one", hooked=False,
+    ),
+    TouchPoint(
+        "draft_tp_context", _SPEC_UTILS, "draft_tp_context", "function", None,
+        "scheduler", "the draft's tensor-parallel group", hooked=False,
+    ),
+    TouchPoint(
+        "moe_backend_context", _MOE_UTILS, "speculative_moe_backend_context", "function", (),
+        "scheduler", "the draft's MoE backend", hooked=False,
+    ),
+    TouchPoint(
+        "moe_a2a_context", _MOE_UTILS, "speculative_moe_a2a_backend_context", "function", (),
+        "scheduler", "the draft's MoE all-to-all backend", hooked=False,
+    ),
+)  # fmt: skip
+
+TOUCH_POINTS = ARGUMENT_SEAM + LAUNCHER + SCHEDULER + CALLED
+
+
+def site_dir() -> Path | None:
+    """Directory that holds the ``sglang`` package which this interpreter would import."""
+    spec = importlib.util.find_spec("sglang")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations))).parent
+
+
+def check(site: Path | None = None, points: tuple[TouchPoint, ...] = TOUCH_POINTS) -> list[str]:
+    """Sentences for what does not hold in the sources under ``site``; empty when all does.
+
+    Args:
+        site: directory that contains ``sglang/``; default the one that would be imported.
+    """
+    site = site or site_dir()
+    if site is None:
+        return ["sglang is not installed in this environment"]
+    problems = []
+    for name in dict.fromkeys(point.name for point in points):
+        places = [point for point in points if point.name == name]
+        gaps = [gap(place, site) for place in places]
+        if all(gaps):
+            problems.append("; or ".join(text for text in gaps if text))
+    return problems
+
+
+def holding(name: str, site: Path | None = None) -> TouchPoint | None:
+    """The place of touch point ``name`` in the installed sources, None if there is none."""
+    site = site or site_dir()
+    if site is None:
+        return None
+    return next((p for p in TOUCH_POINTS if p.name == name and not gap(p, site)), None)
+
+
+def gap(point: TouchPoint, site: Path) -> str | None:
+    """What is wrong with one touch point in the sources under ``site``, None if nothing."""
+    path = site.joinpath(*point.module.split("."))
+    source = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
+    if not source.exists():
+        return f"{point.target}: there is no module {point.module}"
+    found = _definitions(source).get(point.qualname)
+    if found is None:
+        return f"{point.target}: not found in {point.module}"
+    kind, parameters = found
+    if kind != point.kind:
+        return f"{point.target}: expected a {point.kind}, found a {kind}"
+    if point.parameters is None:
+        return None
+    names = [name for name, _ in parameters]
+    wanted = list(point.parameters)
+    required_beyond = [name for name, required in parameters[len(wanted) :] if required]
+    if names[: len(wanted)] != wanted or (required_beyond and not point.hooked):
+        return (
+            f"{point.target}: expected parameters ({', '.join(wanted)}), "
+            f"found ({', '.join(names)})"
+        )
+    return None
+
+
+_Definition = tuple[str, list[tuple[str, bool]]]
+
+
+@cache
+def _definitions(source: Path) -> dict[str, _Definition]:
+    """Every function, class, method and class attribute of a file: kind and (name, required)s."""
+    found: dict[str, _Definition] = {}
+
+    def visit(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, ast.ClassDef):
+                found[prefix + node.name] = ("class", [])
+                visit(node.body, prefix + node.name + ".")
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                found.setdefault(prefix + node.name, _function(node, in_class=bool(prefix)))
+            elif prefix and isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                found[prefix + node.target.id] = ("attribute", [])
+            elif prefix and isinstance(node, ast.Assign):
+                for target in node.targets:
+                    if isinstance(target, ast.Name):
+                        found[prefix + target.id] = ("attribute", [])
+            elif isinstance(node, ast.If | ast.Try):
+                visit(node.body, prefix)
+                visit(node.orelse, prefix)
+
+    visit(ast.parse(source.read_bytes()).body, "")
+    return found
+
+
+def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, in_class: bool) -> _Definition:
+    decorators = {d.id for d in node.decorator_list if isinstance(d, ast.Name)}
+    kind = next((k for k in ("staticmethod", "classmethod") if k in decorators), None)
+    if kind is None:
+        kind = "method" if in_class else "function"
+    positional = node.args.posonlyargs + node.args.args
+    required = len(positional) - len(node.args.defaults)
+    parameters = [(arg.arg, i < required) for i, arg in enumerate(positional)]
+    parameters += [
+        (arg.arg, default is None)
+        for arg, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+    ]
+    if kind in ("method", "classmethod"):
+        parameters = parameters[1:]
+    return kind, parameters

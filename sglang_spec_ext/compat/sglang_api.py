@@ -1,0 +1,145 @@
+"""The calls into SGLang whose form differs between releases, each in one function.
+
+Every function decides by what it finds (a contract's place, a parameter name), never by a version.
+Imported in the scheduler process only: it needs torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+
+from sglang_spec_ext.compat import contracts
+
+
+@cache
+def resolve(name: str) -> Any:
+    """The object behind touch point ``name`` in the installed release.
+
+    Raises:
+        LookupError: no place of that name holds; the contract check should have caught it.
+    """
+    point = contracts.holding(name)
+    if point is None:
+        raise LookupError(f"no place of touch point {name!r} holds in the installed SGLang")
+    return pkgutil.resolve_name(f"{point.module}:{point.qualname}")
+
+
+def reserved_slots(
+    batch: Any, req_to_token: torch.Tensor, start: torch.Tensor, width: int
+) -> torch.Tensor:
+    """KV slots that each request already holds for ``width`` positions from ``start`` on.
+
+    Args:
+        start: [batch] int64, first position per request.
+
+    Returns:
+        [batch * width] int64, request by request.
+    """
+    slots: torch.Tensor = resolve("extend_cache_locs")(
+        req_pool_indices=batch.req_pool_indices,
+        req_to_token=req_to_token,
+        start_offset=start,
+        end_offset=start + width,
+        batch_size=start.shape[0],
+        draft_token_num=width,
+        device=start.device,
+    )
+    return slots
+
+
+@contextmanager
+def draft_contexts(draft_worker: Any) -> Iterator[None]:
+    """The contexts in which SGLang itself runs the draft: its TP group, its MoE backends."""
+    tp_context: Callable[..., Any] = getattr(
+        draft_worker, "draft_tp_context", resolve("draft_tp_context")
+    )
+    known = {
+        "layout": lambda: draft_worker.parallel_layout,  # 0.5.23
+        "owns_attention": lambda: draft_worker.draft_owns_attention,  # 0.5.21, 0.5.22
+        "tp_group": lambda: draft_worker.draft_runner.tp_group,  # up to 0.5.21
+    }
+    parameters = inspect.signature(resolve("draft_tp_context")).parameters
+    arguments = {name: known[name]() for name in parameters}
+    with ExitStack() as stack:
+        if "tp_group" in arguments:
+            # up to 0.5.21 the worker may hold a null context whose parameter has another name
+            stack.enter_context(tp_context(arguments.pop("tp_group"), **arguments))
+        else:
+            stack.enter_context(tp_context(**arguments))
+        stack.enter_context(resolve("moe_backend_context")())
+        stack.enter_context(resolve("moe_a2a_context")())
+        yield
+
+
+def write_kv(
+    pool: Any, attention: Any, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> None:
+    """Store K and V of one token per slot, in the pool's own dtype and scales.
+
+    Args:
+        pool: a plain MHA pool (see ``plain_mha_pool``).
+        attention: the layer's RadixAttention (layer id, k_scale, v_scale).
+        slots: [tokens] int64.
+        k, v: [tokens, kv heads, head dim].
+    """
+    location: Any = slots
+    if _write_loc_class() is not None:
+        location = _write_loc_class()(slots, None)
+    if attention.k_scale is None:
+        pool.set_kv_buffer(attention, location, k, v)
+    else:
+        pool.set_kv_buffer(attention, location, k, v, attention.k_scale, attention.v_scale)
+
+
+@cache
+def _write_loc_class() -> Any:
+    from sglang.srt.mem_cache import memory_pool
+
+    return getattr(memory_pool, "KVWriteLoc", None)
+
+
+def plain_mha_pool(pool: Any) -> bool:
+    """Whether slots of ``req_to_token`` index this pool's K and V as they are."""
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    return type(pool) is MHATokenToKVPool
+
+
+def recurrent_hidden(draft_worker: Any) -> tuple[int | None, torch.dtype]:
+    """Width and dtype of the hidden state that the draft hands from step to step."""
+    from sglang.srt.speculative import eagle_utils
+
+    spec = getattr(eagle_utils, "get_draft_recurrent_hidden_state_spec", None)
+    runner = draft_worker.draft_runner
+    if spec is not None:
+        width, dtype = spec(runner)
+        return width, dtype
+    config = runner.model_config
+    return getattr(config, "spec_hidden_size", config.hidden_size), config.dtype
+
+
+def resolved(server_args: Any) -> Any:
+    """A view of the arguments with everything that SGLang decided about them so far."""
+    from sglang.srt.arg_groups import speculative_hook
+
+    view = getattr(speculative_hook, "resolving_view", None)
+    return server_args if view is None else view(server_args)
+
+
+def decide(server_args: Any, **fields: Any) -> None:
+    """Set arguments during SGLang's own resolution of them, the way that it does."""
+    from sglang.srt.arg_groups import speculative_hook
+
+    declare = getattr(speculative_hook, "declare_resolution", None)
+    if declare is not None:
+        declare(server_args, "sglang_spec_ext", **fields)
+        return
+    for name, value in fields.items():
+        setattr(server_args, name, value)

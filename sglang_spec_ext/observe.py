@@ -1,0 +1,122 @@
+"""What the operator sees: log lines, and SGLang's own figures kept true while target-only."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from sglang_spec_ext.args import THRESHOLD_FLAG, Settings
+from sglang_spec_ext.policy import Mode, Switch
+
+logger = logging.getLogger("sglang_spec_ext")
+
+# Key under which a scheduler process tells the launcher that its hooks are bound.
+CONFIRMATION = "sglang_spec_ext"
+
+_TARGET_ONLY_MARK = "spec_ext_target_only"
+
+
+def log_start(worker: Any, settings: Settings, own_extend_reason: str | None) -> None:
+    """One line on rank 0: what is active, in numbers that the operator can compare."""
+    n, m, k = settings.threshold, settings.resume_threshold, settings.min_steps
+    cap = worker.target_worker.model_runner.max_running_requests
+    warmth = "KV-only writes"
+    if own_extend_reason is not None:
+        warmth = f"SGLang's draft extend on every step ({own_extend_reason})"
+    _log_on_first_rank(
+        f"spec-ext active: N={n}, M={m}, K={k}, max_running_requests={cap}, "
+        f"algorithm={worker.speculative_algorithm.name}, topk={worker.topk}, "
+        f"draft kept warm by {warmth}"
+    )
+    if cap is not None and n >= cap:
+        _log_on_first_rank(
+            f"spec-ext warning: {THRESHOLD_FLAG} {n} can never be exceeded, since at most {cap} "
+            "requests run at once (--max-running-requests). Lower the threshold or raise the cap."
+        )
+
+
+def log_switch(switch: Switch, settings: Settings) -> None:
+    """One line per change of mode. Called on every rank; only the first logs."""
+    before = Mode.SPECULATING if switch.to is Mode.TARGET_ONLY else Mode.TARGET_ONLY
+    _log_on_first_rank(
+        f"spec-ext switch: {before.value} -> {switch.to.value}, batch={switch.batch}, "
+        f"N={settings.threshold}, M={settings.resume_threshold}, "
+        f"steps since last switch={switch.steps_since_last}"
+    )
+
+
+def _log_on_first_rank(message: str) -> None:
+    from sglang.srt.utils.common import log_info_on_rank0
+
+    log_info_on_rank0(logger, message)
+
+
+def mark_target_only(result: Any) -> None:
+    """Mark a forward's result as made without speculation."""
+    setattr(result, _TARGET_ONLY_MARK, True)
+
+
+def is_target_only(result: Any) -> bool:
+    return getattr(result, _TARGET_ONLY_MARK, False)
+
+
+class SpecMetrics:
+    """Keeps accept length a statement about verifies while steps without one go by.
+
+    SGLang counts every decode step of a speculative server as a verify. The hooks here take the
+    target-only ones out of the per-request counts, the server's counts and the decode report.
+    """
+
+    def __init__(self) -> None:
+        self._skip_update = False
+
+    def resolve_spec_tokens(
+        self, original: Callable[..., Any], processor: Any, result: Any, batch: Any
+    ) -> Any:
+        """Around ``SchedulerBatchResultProcessor._resolve_spec_v2_tokens``."""
+        tokens = original(processor, result, batch)
+        self._skip_update = is_target_only(result)
+        if self._skip_update:
+            for request in batch.reqs:
+                if not (request.is_retracted or request.finished()):
+                    # undo what the original has just counted: one verify with no accepted draft
+                    request.spec_verify_ct -= 1
+                    request.spec_correct_drafts_histogram[0] -= 1
+        return tokens
+
+    def update_spec_metrics(
+        self, original: Callable[..., Any], reporter: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        """Around ``SchedulerMetricsReporter.update_spec_metrics``, right after the above."""
+        if not self._skip_update:
+            original(reporter, *args, **kwargs)
+
+    def report_decode_stats(
+        self, original: Callable[..., Any], reporter: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Around ``SchedulerMetricsReporter.report_decode_stats``."""
+        if reporter.spec_num_forward_ct > 0:
+            return original(reporter, *args, **kwargs)
+        # no verify since the last report: report as a server without speculation does
+        scheduler = reporter.scheduler
+        algorithm = scheduler.spec_algorithm
+        scheduler.spec_algorithm = type(algorithm).NONE
+        try:
+            return original(reporter, *args, **kwargs)
+        finally:
+            scheduler.spec_algorithm = algorithm
+
+
+def request_spec_metrics(
+    original: Callable[..., Any], manager: Any, meta_info: dict[str, Any], recv_obj: Any, i: int
+) -> None:
+    """Around ``TokenizerManager._calculate_spec_decoding_metrics``.
+
+    SGLang divides all tokens of the request by its verifies; with target-only steps among them that
+    is no accept length. Accepted drafts per verify, plus the bonus token, is.
+    """
+    original(manager, meta_info, recv_obj, i)
+    verifies = meta_info.get("spec_verify_ct")
+    if verifies and "spec_num_correct_drafts" in meta_info:
+        meta_info["spec_accept_length"] = 1 + meta_info["spec_num_correct_drafts"] / verifies

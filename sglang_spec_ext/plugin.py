@@ -1,0 +1,323 @@
+"""Entry point of the plugin: binds what the flags ask for, nothing else.
+
+SGLang calls `register` in the launcher and in every process that it spawns, and *logs and goes on*
+when a plugin raises an Exception. So whatever must not go unnoticed leaves here as SystemExit, or is
+raised from a hook, where nobody catches it.
+
+Launcher without the flag: only the argument seam is bound, without which there could be no flag.
+Scheduler without the flag: nothing is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from sglang_spec_ext import args, observe, refusals
+from sglang_spec_ext.args import Settings, SettingsError
+from sglang_spec_ext.compat import contracts, hooks
+from sglang_spec_ext.compat.contracts import ARGUMENT_SEAM, LAUNCHER, SCHEDULER, TouchPoint
+
+logger = logging.getLogger("sglang_spec_ext")
+
+_SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
+
+
+class NotBoundError(RuntimeError):
+    """The flag was given and could not take effect."""
+
+
+def register() -> None:
+    """Called by SGLang's plugin loader in each process."""
+    settings = args.from_worker_env()
+    if settings is not None:
+        # detokenizer and tokenizer processes load plugins too, and have no use for ours
+        if _SCHEDULER_MODULE in sys.modules:
+            _bind_scheduler(settings)
+        return
+    missing = _bind_argument_seam()
+    with _exit_on(SettingsError):
+        from_env = args.from_env()
+    if from_env is not None:
+        with _exit_on(NotBoundError):
+            if missing:
+                raise NotBoundError(_explain(missing))
+            _bind_launcher()
+    elif missing:
+        # no flag was given yet, and none can be: argparse will say so if one is
+        logger.warning("spec-ext: %s", _explain(missing))
+
+
+def verify_bound() -> list[str]:
+    """Targets that should be bound in this process and are not."""
+    if args.from_worker_env() is not None:
+        return _unbound(_scheduler_hooks())
+    return _unbound_argument_seam()
+
+
+# ------------------------------------------------------------------------ argument seam
+
+
+def _bind_argument_seam() -> list[str]:
+    add, from_cli, server_args_class = ARGUMENT_SEAM
+    problems = contracts.check(points=ARGUMENT_SEAM)
+    if problems:
+        return problems
+    missing = hooks.bind({add: _add_cli_args, from_cli: _from_cli_args})
+    from sglang.srt.entrypoints.engine import Engine
+
+    # a class attribute, which the hook registry cannot wrap
+    if not isinstance(Engine.__dict__["server_args_class"], _ServerArgsFactory):
+        Engine.server_args_class = _ServerArgsFactory(Engine.server_args_class)
+    return missing
+
+
+def _unbound_argument_seam() -> list[str]:
+    from sglang.srt.entrypoints.engine import Engine
+
+    add, from_cli, server_args_class = ARGUMENT_SEAM
+    missing = _unbound({add: _add_cli_args, from_cli: _from_cli_args})
+    if not isinstance(Engine.__dict__["server_args_class"], _ServerArgsFactory):
+        missing.append(server_args_class.target)
+    return missing
+
+
+def _add_cli_args(
+    original: Callable[..., Any], parser: argparse.ArgumentParser, *rest: Any, **kwargs: Any
+) -> Any:
+    result = original(parser, *rest, **kwargs)
+    args.add_flags(parser)
+    return result
+
+
+def _from_cli_args(
+    original: Callable[..., Any], cls: type, namespace: argparse.Namespace, *rest: Any
+) -> Any:
+    global _started_from_command_line
+    _started_from_command_line = True
+    with _exit_on(SettingsError, NotBoundError):
+        settings = args.from_namespace(namespace)
+        return _construct(settings, lambda: original(cls, namespace, *rest))
+
+
+class _ServerArgsFactory:
+    """Stands in for ``Engine.server_args_class``: takes our keywords, passes the rest on."""
+
+    def __init__(self, record_class: Any) -> None:
+        self.record_class = record_class
+
+    def __call__(self, **kwargs: Any) -> Any:
+        settings = args.pop_keywords(kwargs)
+        return _construct(settings, lambda: self.record_class(**kwargs))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.record_class, name)
+
+
+_under_construction: Settings | None = None
+_started_from_command_line = False
+
+
+def _construct(settings: Settings | None, build: Callable[[], Any]) -> Any:
+    """Build a ServerArgs record that carries the settings."""
+    global _under_construction
+    if settings is None:
+        return build()
+    _bind_launcher()
+    # releases up to 0.5.18 resolve the arguments inside the constructor
+    _under_construction = settings
+    try:
+        record = build()
+    finally:
+        _under_construction = None
+    args.stamp(record, settings)
+    return record
+
+
+def _settings_of(record: Any) -> Settings | None:
+    return args.read_stamp(record) or _under_construction or args.from_env()
+
+
+# ------------------------------------------------------------------------ launcher
+
+
+def _launcher_hooks() -> dict[TouchPoint, hooks.Hook]:
+    functions = {
+        "check_server_args": _check_server_args,
+        "launch_subprocesses": _launch_subprocesses,
+        "admission_cap": _admission_cap,
+        "request_spec_metrics": observe.request_spec_metrics,
+    }
+    return {point: functions[point.name] for point in LAUNCHER}
+
+
+def _bind_launcher() -> None:
+    problems = contracts.check()
+    if not problems:
+        problems = hooks.bind(_launcher_hooks())
+    if problems:
+        raise NotBoundError(_explain(problems))
+
+
+def _check_server_args(original: Callable[..., Any], record: Any) -> Any:
+    result = original(record)
+    settings = _settings_of(record)
+    if settings is not None:
+        from sglang_spec_ext.compat import sglang_api
+
+        with _exit_on(*([SettingsError] if _started_from_command_line else [])):
+            refusals.check(sglang_api.resolved(record), settings)
+    return result
+
+
+def _admission_cap(original: Callable[..., Any], record: Any) -> Any:
+    """Keep SGLang's own default of 48 running requests from hiding the threshold."""
+    from sglang_spec_ext.compat import sglang_api
+
+    if _settings_of(record) is None or sglang_api.resolved(record).max_running_requests is not None:
+        return original(record)
+    # with any value set SGLang leaves it alone; None then lets the memory pool decide, as without
+    # speculation
+    sglang_api.decide(record, max_running_requests=sys.maxsize)
+    result = original(record)
+    sglang_api.decide(record, max_running_requests=None)
+    return result
+
+
+def _launch_subprocesses(
+    original: Callable[..., Any], cls: type, server_args: Any, *rest: Any, **kwargs: Any
+) -> Any:
+    settings = _settings_of(server_args)
+    if settings is None:
+        return original(cls, server_args, *rest, **kwargs)
+    with _environment(settings.to_env()):
+        launched = original(cls, server_args, *rest, **kwargs)
+    _require_confirmation(launched)
+    return launched
+
+
+def _require_confirmation(launched: Any) -> None:
+    """Every scheduler process must have said that its hooks are bound."""
+    infos = next(
+        (part.scheduler_infos for part in launched if hasattr(part, "scheduler_infos")), []
+    )
+    silent = [rank for rank, info in enumerate(infos) if not info.get(observe.CONFIRMATION)]
+    if silent or not infos:
+        raise NotBoundError(
+            _explain([f"scheduler process {rank} did not load the plugin" for rank in silent])
+        )
+
+
+# ------------------------------------------------------------------------ scheduler process
+
+
+_metrics = observe.SpecMetrics()
+# bound once: a bind is recognised by the identity of the hook
+_metrics_hooks: dict[str, hooks.Hook] = {
+    "resolve_spec_tokens": _metrics.resolve_spec_tokens,
+    "update_spec_metrics": _metrics.update_spec_metrics,
+    "report_decode_stats": _metrics.report_decode_stats,
+}
+
+
+def _scheduler_hooks() -> dict[TouchPoint, hooks.Hook]:
+    functions = {
+        "forward_batch_generation": _forward_batch_generation,
+        "init_info": _init_info,
+        **_metrics_hooks,
+    }
+    return {point: functions[point.name] for point in SCHEDULER}
+
+
+def _bind_scheduler(settings: Settings) -> None:
+    global _worker_settings
+    _worker_settings = settings
+    with _exit_on(NotBoundError):
+        missing = hooks.bind(_scheduler_hooks())
+        if missing:
+            raise NotBoundError(_explain(missing))
+
+
+_worker_settings: Settings | None = None
+
+_STEP = "_spec_ext_step"
+
+
+def _forward_batch_generation(
+    original: Callable[..., Any], worker: Any, batch: Any, *rest: Any, **kwargs: Any
+) -> Any:
+    return _step_of(worker).forward(original, batch, *rest, **kwargs)
+
+
+def _step_of(worker: Any) -> Any:
+    step = getattr(worker, _STEP, None)
+    if step is None:
+        from sglang_spec_ext.target_only.v2 import TargetOnlyStep
+
+        assert _worker_settings is not None
+        step = TargetOnlyStep(worker, _worker_settings)
+        setattr(worker, _STEP, step)
+    return step
+
+
+def _init_info(original: Callable[..., Any], scheduler: Any) -> dict[str, Any]:
+    info: dict[str, Any] = original(scheduler)
+    _step_of(scheduler.draft_worker)
+    info[observe.CONFIRMATION] = True
+    return info
+
+
+# ------------------------------------------------------------------------ failing loudly
+
+
+def _unbound(bindings: dict[TouchPoint, hooks.Hook]) -> list[str]:
+    return [point.target for point, hook in bindings.items() if not hooks.is_bound(point, hook)]
+
+
+def _explain(problems: list[str]) -> str:
+    """One message for an operator: what was expected, what was found, what works, what to do."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = f"SGLang {version('sglang')}"
+    except PackageNotFoundError:
+        found = "an SGLang without package metadata"
+    lines = "".join(f"\n  - {problem}" for problem in problems)
+    return (
+        f"{args.THRESHOLD_FLAG} cannot take effect with {found}; what it needs is missing:{lines}\n"
+        f"Works with SGLang {contracts.OLDEST_RELEASE} to {contracts.NEWEST_RELEASE}. "
+        "Check the installation with tools/verify_imports.py, that SGLANG_PLUGINS (if set) names "
+        f"spec_ext, or start without {args.THRESHOLD_FLAG}."
+    )
+
+
+@contextlib.contextmanager
+def _exit_on(*errors: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except errors as error:
+        _exit(error)
+
+
+def _exit(error: Exception) -> NoReturn:
+    # SGLang catches Exception around plugins; SystemExit is what stops the process
+    raise SystemExit(f"sglang_spec_ext: error: {error}") from error
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
