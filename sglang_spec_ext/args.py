@@ -99,8 +99,8 @@ def build(
         for field, value in (("resume_threshold", resume_threshold), ("min_steps", min_steps)):
             if value is not None:
                 raise SettingsError(
-                    f"{names[field]} {value} has no effect without {names['threshold']}, which sets "
-                    f"the batch size above which speculation is off. Example: {EXAMPLE}"
+                    f"{names[field]} {value} has no effect without {names['threshold']}, which "
+                    f"sets the batch size above which speculation is off. Example: {EXAMPLE}"
                 )
         return None
     n = _integer(names["threshold"], threshold, at_least=0)
@@ -138,8 +138,8 @@ def _integer(name: str, value: Any, at_least: int) -> int:
 
 def from_env(environ: Mapping[str, str] = os.environ) -> Settings | None:
     """Settings that a launcher passed through ``SGLANG_SPEC_EXT_*`` variables."""
-    raw = {field: environ.get(name) or None for field, name in ENV_NAMES.items()}
-    return build(**raw, names=ENV_NAMES)
+    raw: dict[str, Any] = {f: environ.get(name) or None for f, name in ENV_NAMES.items()}
+    return build(names=ENV_NAMES, **raw)
 
 
 def from_worker_env(environ: Mapping[str, str] = os.environ) -> Settings | None:
@@ -150,12 +150,14 @@ def from_worker_env(environ: Mapping[str, str] = os.environ) -> Settings | None:
 
 def pop_keywords(kwargs: MutableMapping[str, Any]) -> Settings | None:
     """Take our keyword arguments out of ``Engine(**kwargs)``."""
-    raw = {field: kwargs.pop(keyword, None) for field, keyword in KEYWORDS.items()}
+    raw: dict[str, Any] = {field: kwargs.pop(keyword, None) for field, keyword in KEYWORDS.items()}
     return build(**raw, names=KEYWORDS)
 
 
 def from_namespace(namespace: argparse.Namespace) -> Settings | None:
-    raw = {field: getattr(namespace, keyword, None) for field, keyword in KEYWORDS.items()}
+    raw: dict[str, Any] = {
+        field: getattr(namespace, keyword, None) for field, keyword in KEYWORDS.items()
+    }
     return build(**raw)
 
 

@@ -24,13 +24,13 @@ def log_start(worker: Any, settings: Settings, own_extend_reason: str | None) ->
     warmth = "KV-only writes"
     if own_extend_reason is not None:
         warmth = f"SGLang's draft extend on every step ({own_extend_reason})"
-    _log_on_first_rank(
+    log_on_first_rank(
         f"spec-ext active: N={n}, M={m}, K={k}, max_running_requests={cap}, "
         f"algorithm={worker.speculative_algorithm.name}, topk={worker.topk}, "
         f"draft kept warm by {warmth}"
     )
     if cap is not None and n >= cap:
-        _log_on_first_rank(
+        log_on_first_rank(
             f"spec-ext warning: {THRESHOLD_FLAG} {n} can never be exceeded, since at most {cap} "
             "requests run at once (--max-running-requests). Lower the threshold or raise the cap."
         )
@@ -39,14 +39,15 @@ def log_start(worker: Any, settings: Settings, own_extend_reason: str | None) ->
 def log_switch(switch: Switch, settings: Settings) -> None:
     """One line per change of mode. Called on every rank; only the first logs."""
     before = Mode.SPECULATING if switch.to is Mode.TARGET_ONLY else Mode.TARGET_ONLY
-    _log_on_first_rank(
+    log_on_first_rank(
         f"spec-ext switch: {before.value} -> {switch.to.value}, batch={switch.batch}, "
         f"N={settings.threshold}, M={settings.resume_threshold}, "
         f"steps since last switch={switch.steps_since_last}"
     )
 
 
-def _log_on_first_rank(message: str) -> None:
+def log_on_first_rank(message: str) -> None:
+    """One INFO line, from tensor-parallel rank 0 only."""
     from sglang.srt.utils.common import log_info_on_rank0
 
     log_info_on_rank0(logger, message)

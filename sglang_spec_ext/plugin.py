@@ -1,8 +1,8 @@
 """Entry point of the plugin: binds what the flags ask for, nothing else.
 
 SGLang calls `register` in the launcher and in every process that it spawns, and *logs and goes on*
-when a plugin raises an Exception. So whatever must not go unnoticed leaves here as SystemExit, or is
-raised from a hook, where nobody catches it.
+when a plugin raises an Exception. So whatever must not go unnoticed leaves here as SystemExit, or
+is raised from a hook, where nobody catches it.
 
 Launcher without the flag: only the argument seam is bound, without which there could be no flag.
 Scheduler without the flag: nothing is.
@@ -64,7 +64,7 @@ def verify_bound() -> list[str]:
 
 
 def _bind_argument_seam() -> list[str]:
-    add, from_cli, server_args_class = ARGUMENT_SEAM
+    add, from_cli, _ = ARGUMENT_SEAM
     problems = contracts.check(points=ARGUMENT_SEAM)
     if problems:
         return problems
@@ -147,7 +147,7 @@ def _settings_of(record: Any) -> Settings | None:
 
 
 def _launcher_hooks() -> dict[TouchPoint, hooks.Hook]:
-    functions = {
+    functions: dict[str, hooks.Hook] = {
         "check_server_args": _check_server_args,
         "launch_subprocesses": _launch_subprocesses,
         "admission_cap": _admission_cap,
@@ -203,7 +203,7 @@ def _launch_subprocesses(
 
 def _require_confirmation(launched: Any) -> None:
     """Every scheduler process must have said that its hooks are bound."""
-    infos = next(
+    infos: list[dict[str, Any]] = next(
         (part.scheduler_infos for part in launched if hasattr(part, "scheduler_infos")), []
     )
     silent = [rank for rank, info in enumerate(infos) if not info.get(observe.CONFIRMATION)]
@@ -226,9 +226,10 @@ _metrics_hooks: dict[str, hooks.Hook] = {
 
 
 def _scheduler_hooks() -> dict[TouchPoint, hooks.Hook]:
-    functions = {
+    functions: dict[str, hooks.Hook] = {
         "forward_batch_generation": _forward_batch_generation,
         "init_info": _init_info,
+        "graph_sizes": _graph_sizes,
         **_metrics_hooks,
     }
     return {point: functions[point.name] for point in SCHEDULER}
@@ -263,6 +264,13 @@ def _step_of(worker: Any) -> Any:
         step = TargetOnlyStep(worker, _worker_settings)
         setattr(worker, _STEP, step)
     return step
+
+
+def _graph_sizes(original: Callable[..., Any], model_runner: Any, *rest: Any, **kwargs: Any) -> Any:
+    from sglang_spec_ext.target_only import graphs
+
+    assert _worker_settings is not None
+    return graphs.prune_speculative_sizes(original, _worker_settings, model_runner, *rest, **kwargs)
 
 
 def _init_info(original: Callable[..., Any], scheduler: Any) -> dict[str, Any]:

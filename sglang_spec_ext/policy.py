@@ -1,7 +1,7 @@
 """When to speculate: the two modes and the switch between them.
 
-Pure Python and deterministic: every tensor-parallel rank feeds it the same running-decode counts, so
-every rank takes the same decision in the same step. Never read a clock or a local metric here.
+Pure Python and deterministic: every tensor-parallel rank feeds it the same running-decode counts,
+so every rank takes the same decision in the same step. Never read a clock or a local metric here.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ def _get(arguments: Any, name: str, default: Any = None) -> Any:
 
 
 def _attention_dp(arguments: Any) -> bool:
-    return bool(_get(arguments, "enable_dp_attention")) or (_get(arguments, "attn_dp_size") or 1) > 1
+    return (
+        bool(_get(arguments, "enable_dp_attention")) or (_get(arguments, "attn_dp_size") or 1) > 1
+    )
 
 
 REFUSALS = (

@@ -1,8 +1,8 @@
 """What we touch in SGLang, as data, and a check of it that imports nothing of SGLang.
 
-Each touch point is a name in SGLang that we hook, call or read, with the parameters that we rely on.
-Where releases differ, one name has several places; the first that holds in the installed sources is
-the one in use, so no other module needs to know a release number.
+Each touch point is a name in SGLang that we hook, call or read, with the parameters that we rely
+on. Where releases differ, one name has several places; the first that holds in the installed
+sources is the one in use, so no other module needs to know a release number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Kind = Literal["function", "method", "staticmethod", "classmethod", "attribute",
 
 # Releases on which the whole test suite has run. Others run when every contract holds.
 TESTED_RELEASES = ("0.5.23",)
-OLDEST_RELEASE, NEWEST_RELEASE = "0.5.13.post1", "0.5.23"
+OLDEST_RELEASE, NEWEST_RELEASE = "0.5.17", "0.5.23"
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,11 @@ SCHEDULER = (
         ("can_run_cuda_graph",),
         "scheduler", "no accept length in a decode report without a verify",
     ),
+    TouchPoint(
+        "graph_sizes", "sglang.srt.model_executor.runner.base_cuda_graph_runner",
+        "get_batch_sizes_to_capture", "function", ("model_runner",),
+        "scheduler", "captures verify and draft graphs only for batch sizes that can speculate",
+    ),
 )  # fmt: skip
 
 # Called or read, never wrapped.
@@ -173,6 +178,30 @@ CALLED = (
     TouchPoint(
         "moe_a2a_context", _MOE_UTILS, "speculative_moe_a2a_backend_context", "function", (),
         "scheduler", "the draft's MoE all-to-all backend", hooked=False,
+    ),
+    TouchPoint(
+        "attention_backend", "sglang.srt.model_executor.model_runner",
+        "ModelRunner._get_attention_backend", "method", ("init_new_workspace",),
+        "scheduler", "an attention backend of its own for the plain decode graphs", hooked=False,
+    ),
+    TouchPoint(
+        "hidden_states_mode", "sglang.srt.model_executor.forward_batch_info",
+        "get_server_return_hidden_states_mode", "function", None,
+        "scheduler", "hidden states out of the plain decode graphs", hooked=False,
+    ),
+    TouchPoint(
+        "decode_graph_runner", "sglang.srt.model_executor.runner.decode_cuda_graph_runner",
+        "DecodeCudaGraphRunner", "class", None,
+        "scheduler", "the plain decode graphs", hooked=False,
+    ),
+    TouchPoint(
+        "graph_output", "sglang.srt.model_executor.graph_shared_output",
+        "GraphSharedOutput.create_for_model_runner", "classmethod", ("model_runner",),
+        "scheduler", "the logits buffer of the plain decode graphs", hooked=False,
+    ),
+    TouchPoint(
+        "graph_capture", "sglang.srt.distributed.parallel_state", "graph_capture", "function", (),
+        "scheduler", "the KV-only write's graphs", hooked=False,
     ),
 )  # fmt: skip
 
@@ -232,8 +261,7 @@ def gap(point: TouchPoint, site: Path) -> str | None:
     required_beyond = [name for name, required in parameters[len(wanted) :] if required]
     if names[: len(wanted)] != wanted or (required_beyond and not point.hooked):
         return (
-            f"{point.target}: expected parameters ({', '.join(wanted)}), "
-            f"found ({', '.join(names)})"
+            f"{point.target}: expected parameters ({', '.join(wanted)}), found ({', '.join(names)})"
         )
     return None
 
@@ -269,9 +297,10 @@ def _definitions(source: Path) -> dict[str, _Definition]:
 
 def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, in_class: bool) -> _Definition:
     decorators = {d.id for d in node.decorator_list if isinstance(d, ast.Name)}
-    kind = next((k for k in ("staticmethod", "classmethod") if k in decorators), None)
-    if kind is None:
-        kind = "method" if in_class else "function"
+    kind = "method" if in_class else "function"
+    for decorator in ("staticmethod", "classmethod"):
+        if decorator in decorators:
+            kind = decorator
     positional = node.args.posonlyargs + node.args.args
     required = len(positional) - len(node.args.defaults)
     parameters = [(arg.arg, i < required) for i, arg in enumerate(positional)]

@@ -143,3 +143,51 @@ def decide(server_args: Any, **fields: Any) -> None:
         return
     for name, value in fields.items():
         setattr(server_args, name, value)
+
+
+def decode_graph_runner(target_runner: Any) -> Any | None:
+    """The target's CUDA graph runner for decode and verify, None where it runs eager."""
+    runner = getattr(target_runner, "decode_cuda_graph_runner", None)
+    return runner if hasattr(runner, "capture_bs") and target_runner.device == "cuda" else None
+
+
+def capture_plain_decode(target_runner: Any, hidden_mode: Any) -> tuple[Any, Any]:
+    """Capture decode graphs of a speculative server's target as if it never speculated.
+
+    Returns:
+        The new attention backend and the graph runner captured on it.
+    """
+    from sglang.srt.model_executor.runner import base_runner
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    runner_class = type(target_runner.decode_cuda_graph_runner)
+    kept_workspace = target_runner.init_new_workspace
+    kept = target_runner.spec_algorithm, target_runner.attn_backend
+    kept_output = target_runner.graph_shared_output
+    kept_mode = base_runner.get_server_return_hidden_states_mode
+    try:
+        backend = target_runner._get_attention_backend(init_new_workspace=True)
+        # the runner decides by these whether it captures DECODE or TARGET_VERIFY, on what
+        # backend, and whether hidden states come out
+        target_runner.spec_algorithm = SpeculativeAlgorithm.NONE
+        target_runner.attn_backend = backend
+        base_runner.get_server_return_hidden_states_mode = lambda *_: hidden_mode
+        # sized for the batch sizes of a plain server; the verify graphs may need fewer rows
+        target_runner.graph_shared_output = type(kept_output).create_for_model_runner(target_runner)
+        runner = runner_class(
+            target_runner,
+            attn_backend=backend,
+            speculative_num_steps=0,
+            speculative_num_draft_tokens=1,
+        )
+    finally:
+        base_runner.get_server_return_hidden_states_mode = kept_mode
+        target_runner.spec_algorithm, target_runner.attn_backend = kept
+        target_runner.graph_shared_output = kept_output
+        target_runner.init_new_workspace = kept_workspace
+    return backend, runner
+
+
+def graph_capture() -> Any:
+    """SGLang's context around the capture of CUDA graphs; yields an object with ``stream``."""
+    return resolve("graph_capture")()

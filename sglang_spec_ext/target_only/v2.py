@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from sglang_spec_ext.args import Settings
 from sglang_spec_ext.compat import sglang_api
 from sglang_spec_ext.policy import BatchThresholdPolicy, Mode
 from sglang_spec_ext.target_only.draft_kv import DraftKVWriter
+from sglang_spec_ext.target_only.graphs import DraftKVGraphs, TargetGraphs
 
 logger = logging.getLogger("sglang_spec_ext")
 
@@ -29,8 +31,8 @@ class TargetOnlyStep:
     """Runs decode steps of one spec-v2 worker in the mode that the policy says.
 
     State: the policy, and for each request pool index the target's last hidden state. A row of the
-    latter is valid for a request that was prefilled or stepped since the last switch to target-only,
-    and a resume reads only such rows; so reuse of a pool index needs no cleaning up.
+    latter is valid for a request that was prefilled or stepped since the last switch to
+    target-only, and a resume reads only such rows; so reuse of a pool index needs no cleaning up.
     """
 
     def __init__(self, worker: Any, settings: Settings) -> None:
@@ -50,7 +52,20 @@ class TargetOnlyStep:
                 device=self._req_to_token.device,
             )
         self._stubs = _Stubs(worker)
+        self._target_graphs: TargetGraphs | None = None
+        self._write_graphs: DraftKVGraphs | None = None
+        self._capture_graphs()
         observe.log_start(worker, settings, reason)
+
+    def _capture_graphs(self) -> None:
+        target_runner = self.worker.target_worker.model_runner
+        if sglang_api.decode_graph_runner(target_runner) is None:
+            return
+        self._target_graphs = TargetGraphs(target_runner, self._stubs.target_capture)
+        if self._writer is not None and self._last_hidden is not None:
+            self._write_graphs = DraftKVGraphs(
+                self._writer, self._last_hidden, self._target_graphs.sizes, self._draft
+            )
 
     @property
     def _standalone(self) -> bool:
@@ -102,9 +117,10 @@ class TargetOnlyStep:
         # attention backends read DECODE together with a spec_info as a draft's decode
         step.spec_info = None
         step.forward_mode = type(batch.forward_mode).DECODE
-        result = self.worker.target_worker.forward_batch_generation(
-            step, capture_hidden_mode=self._stubs.target_capture
-        )
+        with self._target_graphs.in_place() if self._target_graphs else nullcontext():
+            result = self.worker.target_worker.forward_batch_generation(
+                step, capture_hidden_mode=self._stubs.target_capture
+            )
         result.new_seq_lens = step.seq_lens
         if on_publish is not None:
             on_publish(result.new_seq_lens)
@@ -117,15 +133,28 @@ class TargetOnlyStep:
         observe.mark_target_only(result)
 
         hidden = result.logits_output.hidden_states
-        if self._writer is not None and self._last_hidden is not None:
-            self._last_hidden[batch.req_pool_indices] = hidden
-            with sglang_api.draft_contexts(self._draft):
-                self._writer.write(
-                    result.next_token_ids.to(torch.int64), hidden, start, step.out_cache_loc
-                )
-        else:
+        if self._last_hidden is None:
             self._draft_extend(batch, start, result.next_token_ids, hidden, result.next_draft_input)
+            return result
+        self._last_hidden[batch.req_pool_indices] = hidden
+        self._write_draft_kv(
+            result.next_token_ids.to(torch.int64), batch.req_pool_indices, start, step.out_cache_loc
+        )
         return result
+
+    def _write_draft_kv(
+        self,
+        tokens: torch.Tensor,
+        pool_indices: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        if self._write_graphs is not None and self._write_graphs.fits(tokens.shape[0]):
+            self._write_graphs.write(tokens, pool_indices, positions, slots)
+            return
+        assert self._writer is not None and self._last_hidden is not None
+        with sglang_api.draft_contexts(self._draft):
+            self._writer.write(tokens, self._last_hidden[pool_indices], positions, slots)
 
     def _resume(self, batch: Any) -> None:
         """Give the next draft its first proposals: draft extend of each last committed token.

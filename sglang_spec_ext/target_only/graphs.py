@@ -1,0 +1,139 @@
+"""CUDA graphs of the target-only step: the target's plain decode, and the draft's KV-only write.
+
+The target's plain decode gets its own set of graphs on its own attention backend object, because a
+second runner on the same backend overwrites the buffers of the first.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from sglang_spec_ext.args import Settings
+from sglang_spec_ext.compat import sglang_api
+from sglang_spec_ext.observe import log_on_first_rank
+from sglang_spec_ext.target_only.draft_kv import DraftKVWriter
+
+logger = logging.getLogger("sglang_spec_ext")
+
+
+_announced: set[str] = set()
+
+
+def sizes_that_speculate(sizes: list[int], threshold: int) -> list[int]:
+    """The captured batch sizes that a batch of at most ``threshold`` requests can be padded to.
+
+    Args:
+        sizes: ascending, not empty.
+    """
+    return sizes[: bisect_left(sizes, max(threshold, 1)) + 1]
+
+
+def prune_speculative_sizes(
+    original: Any, settings: Settings, model_runner: Any, *args: Any, **kwargs: Any
+) -> tuple[list[int], list[int]]:
+    """Around SGLang's ``get_batch_sizes_to_capture``: verify and draft never run above N."""
+    capture, compiled = original(model_runner, *args, **kwargs)
+    if model_runner.spec_algorithm.is_none():
+        return capture, compiled
+    kept = sizes_that_speculate(capture, settings.threshold)
+    kind = "draft" if model_runner.is_draft_worker else "verify"
+    if len(kept) < len(capture) and kind not in _announced:
+        _announced.add(kind)  # SGLang asks several times, once per buffer that it sizes
+        log_on_first_rank(
+            f"spec-ext graphs: {kind} for {len(kept)} of {len(capture)} batch sizes, up to "
+            f"{kept[-1]}, since none above N={settings.threshold} can speculate"
+        )
+    return kept, [size for size in compiled if size in kept]
+
+
+class TargetGraphs:
+    """The target's plain decode graphs and the attention backend that they were captured on.
+
+    Args:
+        target_runner: SGLang's ModelRunner of the target, its verify graphs captured.
+        hidden_mode: what the graphs return of the hidden states.
+    """
+
+    def __init__(self, target_runner: Any, hidden_mode: Any) -> None:
+        started, free = time.perf_counter(), torch.cuda.mem_get_info()[0]
+        self._target_runner = target_runner
+        self._backend, self._runner = sglang_api.capture_plain_decode(target_runner, hidden_mode)
+        self.sizes: list[int] = list(self._runner.capture_bs)
+        log_on_first_rank(
+            f"spec-ext graphs: plain decode for {len(self.sizes)} batch sizes, up to "
+            f"{self.sizes[-1]}, {time.perf_counter() - started:.1f} s, "
+            f"{(free - torch.cuda.mem_get_info()[0]) / 2**30:.2f} GB"
+        )
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let the target's forwards run on these graphs instead of the verify graphs."""
+        runner = self._target_runner
+        kept = runner.attn_backend, runner.decode_cuda_graph_runner
+        runner.attn_backend, runner.decode_cuda_graph_runner = self._backend, self._runner
+        try:
+            yield
+        finally:
+            runner.attn_backend, runner.decode_cuda_graph_runner = kept
+
+
+class DraftKVGraphs:
+    """The KV-only write as one graph per batch size.
+
+    Args:
+        writer: what to capture.
+        last_hidden: [pool, hidden width]; the graphs read each request's row of it.
+        sizes: batch sizes, ascending.
+        draft_worker: for the draft's own contexts.
+    """
+
+    def __init__(
+        self, writer: DraftKVWriter, last_hidden: torch.Tensor, sizes: list[int], draft_worker: Any
+    ) -> None:
+        self._sizes = sizes
+        # rows: token after the position, request pool index, position, KV slot
+        self._inputs = torch.zeros((4, sizes[-1]), dtype=torch.int64, device=last_hidden.device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+        def write(size: int) -> None:
+            tokens, pool_indices, positions, slots = self._inputs[:, :size]
+            writer.write(tokens, last_hidden[pool_indices], positions, slots)
+
+        pool = None
+        with sglang_api.draft_contexts(draft_worker), sglang_api.graph_capture() as context:
+            for size in reversed(sizes):
+                with torch.cuda.stream(context.stream):
+                    write(size)  # what kernels compile at first use must not be captured
+                    graph = torch.cuda.CUDAGraph()
+                    with torch.cuda.graph(graph, pool=pool, stream=context.stream):
+                        write(size)
+                pool = pool or graph.pool()
+                self._graphs[size] = graph
+
+    def fits(self, size: int) -> bool:
+        return size <= self._sizes[-1]
+
+    def write(
+        self,
+        token_ids: torch.Tensor,
+        pool_indices: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        """Write one row per request; each argument is [batch] int64."""
+        size = token_ids.shape[0]
+        padded = self._sizes[bisect_left(self._sizes, size)]
+        arguments = (token_ids, pool_indices, positions, slots)
+        for row, values in zip(self._inputs, arguments, strict=True):
+            row[:size].copy_(values)
+        if padded > size:
+            # slot 0 is SGLang's sink for padded rows; what else they hold then does no harm
+            self._inputs[3, size:padded].zero_()
+        self._graphs[padded].replay()
