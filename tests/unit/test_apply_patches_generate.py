@@ -1,0 +1,197 @@
+"""patches/generate.py on a small fake wheel, read back with tools/apply_patches.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+generate = load(ROOT / "patches" / "generate.py")
+tool = load(ROOT / "tools" / "apply_patches.py")
+
+M = "sglang/m.py"
+TEXT = "".join(f"x{i} = {i}\n" for i in range(30)) + "s = '\x0c\u2028'\nlast = 1"
+HEAD = {"WHAT": "what " * 40, "WHY": "why", "UPSTREAM": "none", "RETIRE": "never"}
+
+
+def edit(anchor: str, **action: str) -> dict[str, str]:
+    return {"file": M, "anchor": anchor, **action}
+
+
+class Sources:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "source").mkdir()
+        self.wheel = folder / "sglang-9.9.1-py3-none-any.whl"
+        with zipfile.ZipFile(self.wheel, "w") as archive:
+            archive.writestr(M, TEXT)
+            archive.writestr("sglang-9.9.1.dist-info/METADATA", "")
+
+    def write(self, **concerns: list[dict[str, str]]) -> None:
+        for name, edits in concerns.items():
+            values: dict[str, Any] = {**HEAD, "EDITS": {"9.9.1": edits}}
+            text = "".join(f"{key} = {value!r}\n" for key, value in values.items())
+            (self.folder / "source" / f"{name}.py").write_text(text)
+        (self.folder / "source" / "series").write_text("# order\n" + "\n".join(concerns) + "\n")
+
+    def run(self, *options: str) -> int:
+        return int(generate.main(["--patches", str(self.folder), *options]))
+
+    def make(self) -> int:
+        return self.run("--wheels", str(self.folder))
+
+    def result(self) -> str:
+        """The file after all diffs, by the tool; it also checks every hash."""
+        patches = tool.load_patch_set(str(self.folder / "9.9.1"))
+        steps = len(patches.chains[M])
+        after = patches.transform(M, TEXT.encode(), 0, steps)
+        assert patches.transform(M, after, steps, 0) == TEXT.encode()
+        return bytes(after).decode()
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Sources:
+    return Sources(tmp_path)
+
+
+def test_edits_become_stacked_diffs(sources: Sources) -> None:
+    sources.write(
+        first=[
+            edit("x20 = 20\nx21 = 21\n", replace="x20 = 20\nx21 = 0\n"),
+            edit("x0 = 0\n", insert_before="a = 1\n"),
+            edit("x9 = 9\n", insert_after="b = 1\n"),
+            edit("x24 = 24\n", replace="c = 1\nd = 1\n"),
+        ],
+        second=[edit("b = 1\n", replace="b = 2\n"), edit("x29 = 29\n", insert_after="e = 1\n")],
+    )
+    assert sources.make() == 0
+    expected = TEXT.replace("x0 = 0\n", "a = 1\nx0 = 0\n").replace("x9 = 9\n", "x9 = 9\nb = 2\n")
+    expected = expected.replace("x21 = 21\n", "x21 = 0\n").replace("x24 = 24\n", "c = 1\nd = 1\n")
+    assert sources.result() == expected.replace("x29 = 29\n", "x29 = 29\ne = 1\n")
+    diff = (sources.folder / "9.9.1" / "first.diff").read_text()
+    assert diff.count("\n@@ ") == 3  # edits that are near share a hunk, others do not
+    assert "-x20" not in diff  # an unchanged line of the anchor stays context
+    assert (sources.folder / "9.9.1" / "series").read_text() == "first.diff\nsecond.diff\n"
+
+
+def test_patch_and_git_read_the_diffs_too(sources: Sources) -> None:
+    sources.write(one=[edit("x5 = 5\n", insert_after="b = 1\n"), edit("x29 = 29\n", replace="\n")])
+    sources.make()
+    target = sources.folder / M
+    target.parent.mkdir()
+    target.write_text(TEXT)
+    diff = sources.folder / "9.9.1" / "one.diff"
+    subprocess.run(["git", "apply", str(diff)], cwd=sources.folder, check=True)
+    assert target.read_text() == sources.result()
+
+
+def test_is_deterministic_and_checkable(sources: Sources) -> None:
+    sources.write(one=[edit("x5 = 5\n", insert_after="b = 1\n")])
+    check = ("--check", "--wheels", str(sources.folder))
+    assert sources.run(*check) == 1
+    assert not (sources.folder / "9.9.1").exists()
+    sources.make()
+    diff = sources.folder / "9.9.1" / "one.diff"
+    first = diff.read_bytes()
+    assert sources.run(*check) == 0
+    sources.make()
+    assert diff.read_bytes() == first
+    diff.write_bytes(first + b"\n")
+    assert sources.run(*check) == 1
+    assert sources.make() == 0 and diff.read_bytes() == first
+
+
+def test_removes_what_no_source_gives_any_more(sources: Sources) -> None:
+    sources.write(one=[edit("x5 = 5\n", insert_after="b = 1\n")])
+    sources.make()
+    old = sources.folder / "9.9.0"
+    old.mkdir()
+    (old / "series").write_text("gone.diff\n")
+    (sources.folder / "9.9.1" / "gone.diff").write_text("")
+    assert sources.run("--check", "--wheels", str(sources.folder)) == 1
+    assert old.exists()
+    sources.make()
+    assert not old.exists()
+    assert sorted(p.name for p in (sources.folder / "9.9.1").iterdir()) == ["one.diff", "series"]
+
+
+@pytest.mark.parametrize(
+    ("edits", "expected"),
+    [
+        ([edit("x = 5\n", insert_after="b\n")], "occurs 0 times"),
+        ([edit("5 = 5\n", insert_after="b\n")], "occurs 0 times"),  # not a whole line
+        ([edit("x5 = 5", insert_after="b\n")], "anchor must end with a newline"),
+        ([edit("x5 = 5\n", insert_after="b")], "insert_after must end with a newline"),
+        ([edit("x5 = 5\n")], "one of insert_before"),
+        ([edit("x5 = 5\n", insert_after="b\n", replace="c\n")], "one of insert_before"),
+        ([edit("x5 = 5\n", insert_after="a=1\n"), edit("x5 = 5\n", replace="c=1\n")], None),
+        (
+            [edit("x5 = 5\n", insert_after="a\n"), edit("x6 = 6\n", insert_before="c\n")],
+            "overlap",
+        ),
+        ([edit("x5 = 5\nx6 = 6\n", replace="a\n"), edit("x6 = 6\n", replace="c\n")], "overlap"),
+        ([{**edit("x5 = 5\n", replace="a\n"), "file": "sglang/n.py"}], "not in the wheel"),
+    ],
+)
+def test_edits_that_do_not_fit(
+    sources: Sources,
+    capsys: pytest.CaptureFixture[str],
+    edits: list[dict[str, str]],
+    expected: str | None,
+) -> None:
+    sources.write(one=edits)
+    code = sources.make()
+    message = capsys.readouterr().err
+    if expected is None:
+        assert (code, message) == (0, "")
+    else:
+        assert code == 2 and expected in message
+        assert not (sources.folder / "9.9.1").exists()
+
+
+def test_anchor_must_be_unique(sources: Sources, capsys: pytest.CaptureFixture[str]) -> None:
+    sources.write(
+        one=[edit("x5 = 5\n", insert_after="x6 = 6\n")], two=[edit("x6 = 6\n", insert_after="a\n")]
+    )
+    assert sources.make() == 2
+    assert "two, 9.9.1, sglang/m.py: the anchor occurs 2 times" in capsys.readouterr().err
+
+
+def test_result_must_compile(sources: Sources) -> None:
+    sources.write(one=[edit("x5 = 5\n", insert_after="this is no python\n")])
+    with pytest.raises(SyntaxError):
+        sources.make()
+
+
+def test_wrong_wheel_unknown_release_and_unlisted_concern(
+    sources: Sources, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources.write(one=[edit("x5 = 5\n", insert_after="b = 1\n")])
+    other = sources.folder / "sglang-9.9.2-py3-none-any.whl"
+    with zipfile.ZipFile(other, "w") as archive:
+        archive.writestr("sglang-9.9.2.dist-info/METADATA", "")
+    assert sources.run("--release", "9.9.1", "--wheel", str(other)) == 2
+    assert "is not the wheel of sglang 9.9.1" in capsys.readouterr().err
+    assert sources.run("--release", "8.8.8") == 2
+    assert "8.8.8" in capsys.readouterr().err
+    (sources.folder / "source" / "extra.py").write_text("")
+    assert sources.make() == 2
+    assert "does not name extra" in capsys.readouterr().err

@@ -1,0 +1,128 @@
+"""The shipped diffs on SGLang's real wheels: apply, compile, revert to the byte."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PATCHES = ROOT / "patches"
+TOOL = ROOT / "tools" / "apply_patches.py"
+RELEASES = sorted(series.parent.name for series in PATCHES.glob("[0-9]*/series"))
+
+
+def load_generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", PATCHES / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+generate = load_generator()
+
+
+@pytest.fixture(scope="session")
+def wheel_cache() -> Path:
+    """Git ignores it; keeps a second test run off the network."""
+    cache = ROOT / ".cache" / "wheels"
+    cache.mkdir(parents=True, exist_ok=True)
+    return cache
+
+
+@pytest.fixture(params=RELEASES)
+def release(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def wheel(release: str, wheel_cache: Path) -> Path:
+    try:
+        return Path(generate.find_wheel(release, wheel_cache))
+    except generate.SourceError as problem:
+        pytest.skip(str(problem))
+
+
+@pytest.fixture
+def site(wheel: Path, tmp_path: Path) -> Path:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    return tmp_path
+
+
+def run(command: str, site: Path) -> dict[str, Any]:
+    argv = [sys.executable, str(TOOL), command, "--site", str(site), "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def contents(site: Path) -> dict[str, bytes]:
+    files = (path for path in site.rglob("*") if path.is_file())
+    return {str(path.relative_to(site)): path.read_bytes() for path in files}
+
+
+def test_applies_compiles_and_reverts_every_byte(release: str, site: Path) -> None:
+    before = contents(site)
+    report = run("apply", site)
+    assert report["release"] == report["site"]["version"] == release
+    assert report["changed"]
+    after = contents(site)
+    assert {path for path in after if after[path] != before.get(path)} == set(report["changed"])
+    assert before.keys() == after.keys()  # RECORD untouched, nothing left over
+    for path in report["changed"]:
+        compile(after[path], path, "exec")
+    run("verify", site)
+    assert run("apply", site)["changed"] == []
+    run("revert", site)
+    assert contents(site) == before
+
+
+def test_folder_is_what_the_generator_writes(release: str, wheel: Path) -> None:
+    assert generate.main(["--check", "--release", release, "--wheel", str(wheel)]) == 0
+
+
+def kimi_methods(site: Path) -> dict[str, Any]:
+    """The wrapper's EAGLE-3 methods, compiled without the modules that sglang imports."""
+    tree = ast.parse((site / "sglang/srt/models/kimi_k25.py").read_text())
+    wrapper = next(
+        node
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name == "KimiK25ForConditionalGeneration"
+    )
+    names = ("set_eagle3_layers_to_capture", "get_embed_and_head", "set_embed_and_head")
+    wanted = [n for n in wrapper.body if isinstance(n, ast.FunctionDef) and n.name in names]
+    lazy = ast.parse("from __future__ import annotations").body
+    namespace: dict[str, Any] = {}
+    exec(compile(ast.Module([*lazy, *wanted], []), "kimi_k25.py", "exec"), namespace)
+    return {node.name: namespace[node.name] for node in wanted}
+
+
+@pytest.mark.parametrize("release", ["0.5.9"], indirect=True)
+def test_kimi_hooks_reach_the_language_model(site: Path) -> None:
+    assert kimi_methods(site) == {}
+    run("apply", site)
+    calls: list[Any] = []
+    wrapper = SimpleNamespace(
+        language_model=SimpleNamespace(
+            set_eagle3_layers_to_capture=lambda ids: calls.append(ids),
+            get_embed_and_head=lambda: ("embed", "head"),
+            set_embed_and_head=lambda embed, head: calls.append((embed, head)),
+        )
+    )
+    methods = kimi_methods(site)
+    methods["set_eagle3_layers_to_capture"](wrapper)
+    methods["set_eagle3_layers_to_capture"](wrapper, [1, 29, 57])
+    assert methods["get_embed_and_head"](wrapper) == ("embed", "head")
+    methods["set_embed_and_head"](wrapper, "e", "h")
+    assert calls == [None, [1, 29, 57], ("e", "h")]
