@@ -1,0 +1,83 @@
+"""The arguments of the SGLang server that decide whether a draft fits."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import NoReturn
+
+ALLOW_LONGER_CONTEXT = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What is known about the server; None where nothing is.
+
+    ``release`` is the SGLang version to judge for, None for all that are known.
+    ``context_length`` is in tokens. The others are the values of SGLang's flags of that name.
+    """
+
+    release: str | None = None
+    algorithm: str | None = None
+    attention_backend: str | None = None
+    prefill_attention_backend: str | None = None
+    decode_attention_backend: str | None = None
+    draft_attention_backend: str | None = None
+    context_length: int | None = None
+    dtype: str | None = None
+    quantization: str | None = None
+    draft_quantization: str | None = None
+    token_map: str | None = None
+    target: str | None = None
+    draft: str | None = None
+    allow_longer_context: bool = False
+
+    def updated(self, **given: object) -> ServerOptions:
+        """The same with every value that is not None in ``given`` put over it."""
+        own = {item.name: getattr(self, item.name) for item in fields(self)}
+        return ServerOptions(**{**own, **{k: v for k, v in given.items() if v is not None}})
+
+
+# SGLang's spellings of the flags that matter here.
+_FLAGS = {
+    "target": ("--model-path", "--model"),
+    "draft": ("--speculative-draft-model-path", "--speculative-draft-model"),
+    "algorithm": ("--speculative-algorithm",),
+    "attention_backend": ("--attention-backend",),
+    "prefill_attention_backend": ("--prefill-attention-backend",),
+    "decode_attention_backend": ("--decode-attention-backend",),
+    "draft_attention_backend": ("--speculative-draft-attention-backend",),
+    "context_length": ("--context-length",),
+    "dtype": ("--dtype",),
+    "quantization": ("--quantization",),
+    "draft_quantization": ("--speculative-draft-model-quantization",),
+    "token_map": ("--speculative-token-map",),
+}
+
+
+_TRUE = ("1", "true", "yes", "y")  # as SGLang reads it
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"the server's command line: {message}")
+
+
+def parse_command_line(words: Sequence[str], environ: Mapping[str, str]) -> ServerOptions:
+    """Read what matters out of an SGLang command line; unknown words are left alone.
+
+    Raises ValueError when a flag that matters has no value or a wrong one.
+    """
+    parser = _Parser(add_help=False)
+    for name, spellings in _FLAGS.items():
+        kind = int if name == "context_length" else str
+        parser.add_argument(*spellings, dest=name, type=kind)
+    known, _ = parser.parse_known_args(list(words))
+    allowed = environ.get(ALLOW_LONGER_CONTEXT, "")
+    prefix = f"{ALLOW_LONGER_CONTEXT}="
+    for word in words:  # `ENV=1 python -m sglang.launch_server ...`
+        if word.startswith(prefix):
+            allowed = word.removeprefix(prefix)
+    values = {name: getattr(known, name) for name in _FLAGS}
+    return ServerOptions(**values, allow_longer_context=allowed.lower() in _TRUE)

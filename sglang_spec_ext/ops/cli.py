@@ -1,0 +1,15 @@
+"""``sglang-spec-ext``: the operator's command line. Each subcommand lives in its own module."""
+
+import click
+
+from sglang_spec_ext import __version__
+from sglang_spec_ext.ops.check_draft.command import check_draft
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="sglang-spec-ext")
+def main() -> None:
+    """Tools around an SGLang server with speculative decoding."""
+
+
+main.add_command(check_draft)
