@@ -162,6 +162,23 @@ def _bind_launcher() -> None:
         problems = hooks.bind(_launcher_hooks())
     if problems:
         raise NotBoundError(_explain(problems))
+    release = _installed_release()
+    if release not in contracts.TESTED_RELEASES:
+        logger.warning(
+            "spec-ext: not tested with SGLang %s (tested: %s); all that it touches there is as "
+            "expected, so it runs",
+            release,
+            ", ".join(contracts.TESTED_RELEASES),
+        )
+
+
+def _installed_release() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("sglang")
+    except PackageNotFoundError:
+        return "without package metadata"
 
 
 def _check_server_args(original: Callable[..., Any], record: Any) -> Any:
@@ -206,11 +223,15 @@ def _require_confirmation(launched: Any) -> None:
     infos: list[dict[str, Any]] = next(
         (part.scheduler_infos for part in launched if hasattr(part, "scheduler_infos")), []
     )
-    silent = [rank for rank, info in enumerate(infos) if not info.get(observe.CONFIRMATION)]
-    if silent or not infos:
-        raise NotBoundError(
-            _explain([f"scheduler process {rank} did not load the plugin" for rank in silent])
-        )
+    problems = [
+        f"scheduler process {rank} did not load the plugin"
+        for rank, info in enumerate(infos)
+        if not info.get(observe.CONFIRMATION)
+    ]
+    if not infos:
+        problems = ["no scheduler process reported to the launcher"]
+    if problems:
+        raise NotBoundError(_explain(problems))
 
 
 # ------------------------------------------------------------------------ scheduler process
@@ -289,15 +310,10 @@ def _unbound(bindings: dict[TouchPoint, hooks.Hook]) -> list[str]:
 
 def _explain(problems: list[str]) -> str:
     """One message for an operator: what was expected, what was found, what works, what to do."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        found = f"SGLang {version('sglang')}"
-    except PackageNotFoundError:
-        found = "an SGLang without package metadata"
     lines = "".join(f"\n  - {problem}" for problem in problems)
     return (
-        f"{args.THRESHOLD_FLAG} cannot take effect with {found}; what it needs is missing:{lines}\n"
+        f"{args.THRESHOLD_FLAG} cannot take effect with SGLang {_installed_release()}; "
+        f"what it needs is missing:{lines}\n"
         f"Works with SGLang {contracts.OLDEST_RELEASE} to {contracts.NEWEST_RELEASE}. "
         "Check the installation with tools/verify_imports.py, that SGLANG_PLUGINS (if set) names "
         f"spec_ext, or start without {args.THRESHOLD_FLAG}."

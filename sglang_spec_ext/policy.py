@@ -61,12 +61,12 @@ class BatchThresholdPolicy:
         return switch
 
     def _wanted(self, running: int) -> Mode:
-        if running > self.settings.threshold:
+        # threshold 0 means never speculate, also not in a step that has nothing to run
+        if self.settings.threshold == 0 or running > self.settings.threshold:
             return Mode.TARGET_ONLY
         if self.mode is Mode.SPECULATING:
             return Mode.SPECULATING
-        # threshold 0 means never speculate, also not in a step that has nothing to run
-        if self.settings.threshold == 0 or running > self.settings.resume_threshold:
+        if running > self.settings.resume_threshold:
             return Mode.TARGET_ONLY
         if self._steps_in_mode < self.settings.min_steps:
             return Mode.TARGET_ONLY
