@@ -1,0 +1,53 @@
+"""Apply a patch to a module right after its import, without importing it early."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+Patch = Callable[[ModuleType], None]
+
+
+class PatchingFinder(MetaPathFinder):
+    """Finds only the modules named in `patches`, as Python itself would, and patches them."""
+
+    def __init__(self, patches: Mapping[str, Patch]) -> None:
+        self._patches = patches
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        patch = self._patches.get(fullname)
+        if patch is None:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_patch(module: ModuleType) -> None:
+            execute(module)
+            try:
+                patch(module)
+            except (AttributeError, ValueError) as error:
+                raise ImportError(
+                    f"the CPU test bed cannot adapt {fullname}: {error}. It is written for "
+                    "SGLang 0.5.23; install that release, or adapt testbed/sglang_cpu/patches.py"
+                ) from error
+
+        # On the instance: the module keeps its ordinary loader, so source and tracebacks work.
+        spec.loader.exec_module = execute_and_patch  # type: ignore[method-assign]
+        return spec
+
+
+def install_finder(patches: Mapping[str, Patch]) -> None:
+    """Put a `PatchingFinder` first. Raises RuntimeError if one of the modules is loaded already."""
+    if any(isinstance(finder, PatchingFinder) for finder in sys.meta_path):
+        return
+    late = sorted(set(patches) & set(sys.modules))
+    if late:
+        raise RuntimeError(f"install the CPU test bed before SGLang is imported; loaded: {late}")
+    sys.meta_path.insert(0, PatchingFinder(patches))
