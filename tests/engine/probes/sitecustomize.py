@@ -1,0 +1,210 @@
+"""What the engine tests see of the scheduler process, and the faults that they put into it.
+
+On PYTHONPATH behind the test bed's own sitecustomize, which runs this one too. It watches always:
+one "spec-ext probe:" log line per forward of the draft and per verify, and the state of the pools
+in /server_info. Faults come in two ways:
+
+- SPEC_EXT_TEST_FAULT names one that is there from the start (`AT_IMPORT`);
+- a file in the folder SPEC_EXT_TEST_FAULTS turns on the one of its name, while the file is there.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import multiprocessing
+import os
+import pkgutil
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sglang_cpu.import_hooks import PatchingFinder
+
+from sglang_spec_ext.compat.contracts import SCHEDULER, TouchPoint
+
+logger = logging.getLogger("spec_ext_probe")
+SWITCHBOARD = os.environ.get("SPEC_EXT_TEST_FAULTS", "")
+
+
+def is_on(fault: str) -> bool:
+    return bool(SWITCHBOARD) and Path(SWITCHBOARD, fault).exists()
+
+
+def say(message: str) -> None:
+    logger.info("spec-ext probe: %s", message)
+
+
+# ------------------------------------------------------------------------------ always on
+def watch_draft_forwards(llama_eagle3: ModuleType) -> None:
+    cls = llama_eagle3.LlamaForCausalLMEagle3
+    forward = cls.forward
+
+    def forward_and_say(
+        self: Any, input_ids: Any, positions: Any, batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        say(f"draft forward {batch.forward_mode.name}")
+        return forward(self, input_ids, positions, batch, *args, **kwargs)
+
+    cls.forward = forward_and_say
+
+
+def watch_verifies(eagle_worker_v2: ModuleType) -> None:
+    # The innermost layer: a plugin's hook goes around it, so target-only steps do not come here.
+    cls = eagle_worker_v2.EAGLEWorkerV2
+    verify = cls.verify
+
+    def verify_and_say(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        starts = batch.seq_lens.tolist()
+        result = verify(self, batch, *args, **kwargs)
+        for req, start, length in zip(batch.reqs, starts, result.accept_lens.tolist(), strict=True):
+            say(f"verify rid={req.rid} position={start} accepted={length}")
+        return result
+
+    cls.verify = verify_and_say
+
+
+def report_state(internal_state: ModuleType) -> None:
+    cls = internal_state.SchedulerInternalStateController
+    add_env_vars = cls._add_env_vars
+
+    def add_probe(self: Any, state: dict[str, Any]) -> None:
+        add_env_vars(self, state)
+        scheduler = self.scheduler
+        state["probe"] = {
+            "kv_slots_free": scheduler.token_to_kv_pool_allocator.available_size(),
+            "kv_slots_cached": scheduler.tree_cache.evictable_size(),
+            "request_rows_free": len(scheduler.req_to_token_pool.free_slots),
+            "request_rows": scheduler.req_to_token_pool.size,
+            "replaced": [name for name, function in imported.items() if _raw(name) is not function],
+        }
+
+    cls._add_env_vars = add_probe
+
+
+imported: dict[str, Any] = {}
+"""What each touch point was right after the import of its module, before any plugin came."""
+
+
+def remember(points: list[TouchPoint]) -> None:
+    imported.update({point.target: _raw(point.target) for point in points})
+
+
+def _raw(target: str) -> Any:
+    owner, _, name = target.rpartition(".")
+    return vars(pkgutil.resolve_name(owner)).get(name)
+
+
+# ------------------------------------------------------------------ turned on by a file
+def switch_draft_kv_faults(draft_kv: ModuleType) -> None:
+    cls = draft_kv.DraftKVWriter
+    write = cls.write
+
+    def write_unless_cold(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not is_on("cold_draft"):
+            write(self, *args, **kwargs)
+
+    cls.write = write_unless_cold
+
+
+def switch_step_faults(v2: ModuleType) -> None:
+    cls = v2.TargetOnlyStep
+    decode = cls._decode
+
+    def decode_and_probe(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        result = decode(self, batch, *args, **kwargs)
+        if is_on("leak"):
+            # what a second allocation for slots that are reserved already would do
+            batch.token_to_kv_pool_allocator.alloc(1)
+        if is_on("compare_draft_kv"):
+            say(f"draft kv difference={_difference_to_own_extend(self, batch, result):.3e}")
+        return result
+
+    cls._decode = decode_and_probe
+
+
+def _difference_to_own_extend(step: Any, batch: Any, result: Any) -> float:
+    """Largest relative difference of the K/V just written and what SGLang's draft extend writes."""
+    from sglang_spec_ext.compat import sglang_api
+
+    slots = sglang_api.reserved_slots(batch, step._req_to_token, batch.seq_lens, 1)
+    pool = step._draft.draft_runner.token_to_kv_pool
+    buffers = [*pool.k_buffer, *pool.v_buffer]
+    written = [buffer[slots].clone() for buffer in buffers]
+    for buffer in buffers:
+        buffer[slots] = 0  # an extend that writes elsewhere must not pass for equal
+    size = batch.seq_lens.shape[0]
+    scratch = step._stubs.draft_input(size, result.next_token_ids)
+    hidden = step._last_hidden[batch.req_pool_indices]
+    step._draft_extend(batch, batch.seq_lens, result.next_token_ids, hidden, scratch)
+    return max(
+        float((buffer[slots] - kept).abs().max() / kept.abs().max())
+        for buffer, kept in zip(buffers, written, strict=True)
+    )
+
+
+# ------------------------------------------------------------------- there from the start
+def lose_touch_point(metrics_reporter: ModuleType) -> None:
+    del metrics_reporter.SchedulerMetricsReporter.update_spec_metrics
+
+
+def lose_launch(engine: ModuleType) -> None:
+    engine.Engine._launch_children = engine.Engine._launch_subprocesses
+    del engine.Engine._launch_subprocesses
+
+
+def hide_entry_point() -> None:
+    entry_points = importlib.metadata.entry_points
+
+    def without_ours(**selection: Any) -> Any:
+        found = entry_points(**selection)
+        if selection.get("group") == "sglang.srt.plugins":
+            return type(found)(point for point in found if point.name != "spec_ext")
+        return found
+
+    importlib.metadata.entry_points = without_ours
+
+
+Patch = Callable[[ModuleType], None]
+PROBES: dict[str, Patch] = {
+    "sglang.srt.models.llama_eagle3": watch_draft_forwards,
+    "sglang.srt.speculative.eagle_worker_v2": watch_verifies,
+    "sglang.srt.managers.scheduler_components.internal_state": report_state,
+    "sglang_spec_ext.target_only.draft_kv": switch_draft_kv_faults,
+    "sglang_spec_ext.target_only.v2": switch_step_faults,
+}
+
+
+def install(fault: str) -> None:
+    # The launcher has the arguments; the processes that it spawns have the work.
+    spawned = multiprocessing.parent_process() is not None or "--multiprocessing-fork" in sys.argv
+    patches: dict[str, list[Patch]] = defaultdict(list)
+    for module, patch in PROBES.items():
+        patches[module].append(patch)
+    if fault == "lost_in_scheduler" and spawned:
+        reporter = "sglang.srt.managers.scheduler_components.metrics_reporter"
+        patches[reporter].append(lose_touch_point)
+    elif fault == "lost_in_launcher" and not spawned:
+        patches["sglang.srt.entrypoints.engine"].append(lose_launch)
+    elif fault == "hidden_in_scheduler" and spawned:
+        hide_entry_point()
+    points: dict[str, list[TouchPoint]] = defaultdict(list)
+    for point in SCHEDULER:
+        points[point.module].append(point)
+    for module, here in points.items():
+        patches[module].append(lambda _, here=here: remember(here))
+    sys.meta_path.insert(0, PatchingFinder({m: _all(steps) for m, steps in patches.items()}))
+
+
+def _all(steps: list[Patch]) -> Patch:
+    def apply(module: ModuleType) -> None:
+        for step in steps:
+            step(module)
+
+    return apply
+
+
+install(os.environ.get("SPEC_EXT_TEST_FAULT", ""))

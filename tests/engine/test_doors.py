@@ -1,0 +1,71 @@
+"""The ways in: command line, ``sgl.Engine`` and what happens without the flag.
+
+The other two, ``sglang serve`` and the environment variable, start servers of
+test_other_configurations.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from crossing import THRESHOLD
+from sglang_servers import Server, server_environment
+
+from sglang_spec_ext.args import FLAGS
+from sglang_spec_ext.compat.contracts import ARGUMENT_SEAM, LAUNCHER
+
+PROGRAMS = Path(__file__).parent / "programs"
+TIMEOUT_S = 400
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
+        env=server_environment({}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+
+
+def test_command_line_door(crossing_server: Server, topk: int) -> None:
+    (line,) = [x for x in crossing_server.log().splitlines() if "spec-ext active" in x]
+    assert f"N={THRESHOLD}, M={THRESHOLD}, K=4, max_running_requests=8" in line
+    assert f"topk={topk}" in line
+
+
+def test_help_shows_the_flags() -> None:
+    result = run("-m", "sglang.launch_server", "--help")
+    assert result.returncode == 0
+    for flag in FLAGS.values():
+        assert flag in result.stdout
+
+
+def test_engine_door_with_no_cap_and_never_speculating() -> None:
+    """Keyword arguments; threshold 0; and no --max-running-requests, which SGLang would make 48."""
+    result = run(str(PROGRAMS / "engine_door.py"))
+    assert result.returncode == 0, result.stderr[-3000:]
+    told = json.loads(result.stdout.splitlines()[-1])
+    assert "speculative_disable_batch_threshold" in told["refused"]
+    assert told["right"] == [True, True]
+    assert told["verifies"] == [0, 0]
+    log = result.stdout + result.stderr
+    (line,) = [x for x in log.splitlines() if "spec-ext active" in x]
+    assert "N=0, M=0" in line
+    cap = re.search(r"max_running_requests=(\d+)", line)
+    assert cap and int(cap[1]) > 48
+    assert told["max_running_requests"] == int(cap[1])
+
+
+def test_without_the_flag_the_launcher_has_only_the_argument_seam() -> None:
+    result = run(str(PROGRAMS / "launcher_functions.py"))
+    assert result.returncode == 0, result.stderr[-3000:]
+    told = json.loads(result.stdout.splitlines()[-1])
+    seam = {point.target for point in ARGUMENT_SEAM}
+    assert set(told["without_flag"]) == seam
+    assert set(told["with_flag"]) == seam | {point.target for point in LAUNCHER}

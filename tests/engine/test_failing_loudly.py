@@ -1,0 +1,92 @@
+"""With the flag given, a server that could not honour it stops before it serves, and says why."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crossing import THRESHOLD
+from probing import Faults
+from sglang_servers import server_environment
+
+from testbed import engine
+from testbed.demo.processes import session_members
+
+END_TIMEOUT_S = 400.0
+READY = "fired up and ready to roll"
+
+
+def run_to_its_end(
+    folder: Path, env: dict[str, str], topk: int | None = 1, **flags: Any
+) -> tuple[int, str]:
+    """Exit status and log of a server that must end by itself before it serves."""
+    log = folder / "server.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            engine.command_line(topk, **flags),
+            env=server_environment(env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        status = process.wait(END_TIMEOUT_S)
+        deadline = time.monotonic() + 20
+        while left := session_members(process.pid):
+            assert time.monotonic() < deadline, f"it leaves processes behind: {left}"
+            time.sleep(0.1)
+    finally:
+        for pid in session_members(process.pid):
+            os.kill(pid, signal.SIGKILL)
+    text = log.read_text(errors="replace")
+    assert READY not in text
+    return status, text
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ("lost_in_scheduler", "SchedulerMetricsReporter.update_spec_metrics"),
+        ("hidden_in_scheduler", "scheduler process 0 did not load the plugin"),
+        ("lost_in_launcher", "Engine._launch_subprocesses"),
+    ],
+)
+def test_a_hook_that_does_not_bind_stops_the_server(
+    tmp_path: Path, faults: Faults, fault: str, named: str
+) -> None:
+    status, log = run_to_its_end(
+        tmp_path, faults.environment(fault), speculative_disable_batch_threshold=THRESHOLD
+    )
+    assert status != 0
+    said = log[log.index("--speculative-disable-batch-threshold cannot take effect with SGLang") :]
+    assert f"\n  - {named}" in said or named in said.splitlines()[1]
+    assert "Works with SGLang" in said
+    assert "or start without --speculative-disable-batch-threshold" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"speculative_adaptive": True}, "does not work with --speculative-adaptive"),
+        ({"topk": None}, "needs a speculative algorithm, and none is given"),
+    ],
+    ids=["adaptive", "no algorithm"],
+)
+def test_what_is_refused_is_refused_in_one_line_before_weights_load(
+    tmp_path: Path, flags: dict[str, Any], said: str
+) -> None:
+    arguments = {"topk": 1, "speculative_disable_batch_threshold": THRESHOLD, **flags}
+    status, log = run_to_its_end(tmp_path, {}, **arguments)
+    assert status != 0
+    (line,) = [line for line in log.splitlines() if "sglang_spec_ext" in line]
+    assert line.startswith("sglang_spec_ext: error: ")
+    assert "--speculative-disable-batch-threshold" in line
+    assert said in line
+    assert "Traceback" not in log
+    assert "Load weight" not in log

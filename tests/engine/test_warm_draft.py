@@ -1,0 +1,186 @@
+"""The draft misses nothing while it is off: what it proposes after a resume is as good as ever."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from crossing import (
+    Body,
+    Crossing,
+    Stream,
+    assert_language,
+    cross,
+    expected_ids,
+    greedy_body,
+    language_bodies,
+)
+from probing import Faults, verifies
+from sglang_servers import Server
+
+from testbed import prompts
+from testbed.demo.server_log import SPECULATING, TARGET_ONLY
+
+LONG = 160
+OFF = 30
+"""Steps of an off phase; more than `prompts.ORDER`: a cold draft then misses all that it needs."""
+WINDOW = 40
+"""Tokens after the resume in which it is judged."""
+
+
+def cross_with_ids(server: Server, seed: int) -> Crossing:
+    long = language_bodies(2, LONG, first_seed=seed)
+    for i, body in enumerate(long):
+        body["rid"] = f"{seed}-{i}-{id(object())}"
+    return cross(server, long, language_bodies(6, OFF, first_seed=seed + 10))
+
+
+def after_resume(crossing: Crossing, body: Body) -> list[tuple[int, int]]:
+    """(position, accept length) of the verifies that cover `WINDOW` tokens from the resume on."""
+    return window(verifies(crossing.log[crossing.resumed_at() :], body["rid"]))
+
+
+def window(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    start = found[0][0]
+    kept = [(position, length) for position, length in found if position < start + WINDOW]
+    assert found[-1][0] >= start + WINDOW, "the request ended within the window"
+    return kept
+
+
+def never_off(server: Server, body: Body, position: int) -> list[tuple[int, int]]:
+    """The same request, on a server that does not switch, from the same position on.
+
+    What it has said before is part of the prompt here, so that verifies begin at the same token.
+    """
+    server.flush_cache()
+    text = [*body["input_ids"], *expected_ids(body)]
+    again = greedy_body(text[:position], len(text) - position)
+    again["rid"] = body["rid"] + "-never-off"
+    seen = len(server.log())
+    Stream(server, again).answer()
+    return window(verifies(server.log()[seen:].splitlines(), again["rid"]))
+
+
+def accept_length(found: list[tuple[int, int]]) -> float:
+    return sum(length for _, length in found) / len(found)
+
+
+def test_acceptance_after_resume_is_that_of_a_server_never_off(
+    crossing_server: Server, static_server: Server
+) -> None:
+    """Verify by verify the same: the draft's state at a position depends on nothing else."""
+    for seed in (200, 220):
+        crossing = cross_with_ids(crossing_server, seed)
+        assert_language(crossing)
+        for stream in crossing.long:
+            resumed = after_resume(crossing, stream.body)
+            reference = never_off(static_server, stream.body, resumed[0][0])
+            assert resumed == reference
+            assert accept_length(reference) > 2.5
+
+
+def test_acceptance_falls_without_the_warm_write(
+    crossing_server: Server, static_server: Server, faults: Faults
+) -> None:
+    """The test above would notice: without the KV-only write only the text stays right."""
+    with faults.on("cold_draft"):
+        crossing = cross_with_ids(crossing_server, 240)
+    assert_language(crossing)
+    for stream in crossing.long:
+        cold = after_resume(crossing, stream.body)[:8]
+        warm = never_off(static_server, stream.body, cold[0][0])[:8]
+        assert accept_length(cold) < 0.6 * accept_length(warm)
+
+
+def test_requests_prefilled_while_off_are_warm_too(
+    crossing_server: Server, static_server: Server
+) -> None:
+    """One that joins under load and outlives it has spent all its life before the resume off."""
+    long = language_bodies(1, 2 * LONG, first_seed=260)
+    burst = language_bodies(6, OFF, first_seed=270)
+    joined = greedy_body(prompts.prompt_ids(280), LONG, rid=f"joined-{id(long)}")
+    crossing = cross(crossing_server, long, [*burst, joined])
+    assert_language(crossing)
+    resumed = after_resume(crossing, joined)
+    assert resumed[0][0] > prompts.ORDER + OFF / 2
+    assert resumed == never_off(static_server, joined, resumed[0][0])
+
+
+def test_request_whose_first_decode_is_the_resume(
+    crossing_server: Server, static_server: Server
+) -> None:
+    """It waits for a place among eight; when the burst ends, its prefill is the last step off."""
+    long = language_bodies(2, 2 * LONG, first_seed=280)
+    burst = language_bodies(6, 2 * OFF, first_seed=290)
+    waiting = greedy_body(prompts.prompt_ids(299), LONG, rid=f"waiting-{id(long)}")
+
+    def send_once_full(crossing: Crossing) -> None:
+        for stream in crossing.burst:
+            stream.wait_for(4)
+        crossing.burst.append(Stream(crossing_server, waiting))
+
+    crossing = cross(crossing_server, long, burst, during=send_once_full)
+    assert_language(crossing)
+    resumed = after_resume(crossing, waiting)
+    assert resumed[0][0] == prompts.ORDER, "it has decoded before the resume"
+    assert resumed == never_off(static_server, waiting, prompts.ORDER)
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+def test_prefix_generated_while_off_is_reused_warm(
+    crossing_server: Server, static_server: Server, faults: Faults, cold: bool
+) -> None:
+    """The radix cache hands the draft's KV of a target-only phase to later requests."""
+    # other prompts for each: a slot that is not written keeps what an earlier request left in it
+    seed = 1300 if cold else 300
+    first = greedy_body(prompts.prompt_ids(seed), 2 * OFF)
+    others = [greedy_body(prompts.prompt_ids(seed + 10 + i), 2 * OFF + i) for i in range(5)]
+    long = language_bodies(1, 2 * LONG, first_seed=seed + 20)
+    if cold:
+        with faults.on("cold_draft"):
+            cross(crossing_server, long, [first, *others])
+    else:
+        assert_language(cross(crossing_server, long, [first, *others]))
+
+    prefix = [*first["input_ids"], *expected_ids(first)]
+    second = greedy_body(prefix, LONG, rid=f"reuse-{cold}-{id(first)}")
+    seen = len(crossing_server.log())
+    answer = Stream(crossing_server, second).answer()
+    found = window(verifies(crossing_server.log()[seen:].splitlines(), second["rid"]))
+    assert answer["output_ids"] == expected_ids(second)
+    assert answer["meta_info"]["cached_tokens"] >= len(prefix) - 2
+    reference = never_off(static_server, second, len(prefix))
+    if cold:
+        assert accept_length(found[:4]) < 0.6 * accept_length(reference[:4])
+    else:
+        assert found == reference
+
+
+def test_written_kv_is_that_of_sglangs_own_draft_extend(
+    crossing_server: Server, faults: Faults
+) -> None:
+    def differences(seed: int) -> list[float]:
+        crossing = cross_with_ids(crossing_server, seed)
+        lines = "\n".join(crossing.log)
+        return [float(m) for m in re.findall(r"probe: draft kv difference=(\S+)", lines)]
+
+    with faults.on("compare_draft_kv"):
+        found = differences(340)
+        with faults.on("cold_draft"):
+            unwritten = differences(1340)
+    assert len(found) >= OFF - 5
+    assert max(found) < 1e-5  # float32
+    assert min(unwritten) > 0.1, "the comparison would not notice a write that does not happen"
+
+
+def test_no_draft_forward_while_off(crossing_server: Server) -> None:
+    crossing = cross_with_ids(crossing_server, 360)
+    off, on = (forwards(crossing.lines(mode)) for mode in (TARGET_ONLY, SPECULATING))
+    # a prompt that comes in the meantime is the draft's to read as well
+    assert set(off) <= {"EXTEND"}
+    assert len(off) <= 6
+    assert {"DECODE", "DRAFT_EXTEND_V2"} <= set(on)
+
+
+def forwards(lines: list[str]) -> list[str]:
+    return re.findall(r"probe: draft forward (\w+)", "\n".join(lines))
