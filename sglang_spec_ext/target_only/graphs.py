@@ -32,7 +32,7 @@ def sizes_that_speculate(sizes: list[int], threshold: int) -> list[int]:
     Args:
         sizes: ascending, not empty.
     """
-    return sizes[: bisect_left(sizes, max(threshold, 1)) + 1]
+    return sizes[: bisect_left(sizes, threshold) + 1]
 
 
 def prune_speculative_sizes(

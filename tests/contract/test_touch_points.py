@@ -1,0 +1,370 @@
+"""Every place in SGLang that we depend on, against the sources of each release that we claim."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from sglang_spec_ext.compat import contracts
+from sglang_spec_ext.compat.contracts import TOUCH_POINTS, TouchPoint
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Every release from OLDEST_RELEASE to NEWEST_RELEASE; on a new one, move NEWEST_RELEASE and add it.
+RELEASES = ("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23")
+TOO_OLD = ("0.5.12.post1", "0.5.9")
+
+
+def load_generator() -> ModuleType:
+    """The patch generator, which knows how to fetch a wheel."""
+    spec = importlib.util.spec_from_file_location(
+        "generate_for_wheels", ROOT / "patches" / "generate.py"
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A folder with the modules of one release that have touch points, out of its wheel."""
+    generator = load_generator()
+    cache = ROOT / ".cache" / "wheels"  # ignored by git; keeps a second run off the network
+    cache.mkdir(parents=True, exist_ok=True)
+    made: dict[str, Path] = {}
+
+    def site(release: str) -> Path:
+        if release not in made:
+            try:
+                wheel = generator.find_wheel(release, cache)
+            except generator.SourceError as problem:
+                pytest.skip(str(problem))
+            made[release] = tmp_path_factory.mktemp(release)
+            extract(wheel, made[release])
+        return made[release]
+
+    return site
+
+
+def extract(wheel: Path, to: Path) -> None:
+    stems = {point.module.replace(".", "/") for point in TOUCH_POINTS}
+    wanted = {stem + end for stem in stems for end in (".py", "/__init__.py")}
+    with zipfile.ZipFile(wheel) as archive:
+        for name in wanted & set(archive.namelist()):
+            archive.extract(name, to)
+
+
+@pytest.fixture
+def copied(tmp_path: Path, sources: Callable[[str], Path]) -> Path:
+    """The newest release's modules, to be changed."""
+    shutil.copytree(sources(contracts.NEWEST_RELEASE), tmp_path / "site")
+    return tmp_path / "site"
+
+
+def file_of(point: TouchPoint, site: Path) -> Path:
+    path = site.joinpath(*point.module.split("."))
+    return path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
+
+
+def edit(point: TouchPoint, site: Path, change: Callable[[ast.AST], None]) -> None:
+    """Change the definition of one touch point in a copy."""
+    file = file_of(point, site)
+    tree = ast.parse(file.read_bytes())
+    scope: Any = tree
+    for name in point.qualname.split("."):
+        scope = next(node for node in scope.body if defines(node, name))
+    change(scope)
+    file.write_text(ast.unparse(tree))
+    contracts._definitions.cache_clear()
+
+
+def defines(node: ast.AST, name: str) -> bool:
+    if isinstance(node, ast.AnnAssign):
+        return isinstance(node.target, ast.Name) and node.target.id == name
+    if isinstance(node, ast.Assign):
+        return any(isinstance(t, ast.Name) and t.id == name for t in node.targets)
+    return getattr(node, "name", None) == name
+
+
+def rename(node: Any) -> None:
+    if isinstance(node, ast.AnnAssign):
+        node.target = ast.Name("moved_away")
+    elif isinstance(node, ast.Assign):
+        node.targets = [ast.Name("moved_away")]
+    else:
+        node.name = "moved_away"
+
+
+# ---------------------------------------------------------------------------- the real releases
+
+
+@pytest.mark.skipif(contracts.site_dir() is None, reason="SGLang is not installed")
+def test_everything_holds_in_the_installed_release() -> None:
+    assert contracts.check() == []
+
+
+def test_the_releases_are_those_that_we_claim() -> None:
+    assert (RELEASES[0], RELEASES[-1]) == (contracts.OLDEST_RELEASE, contracts.NEWEST_RELEASE)
+    assert set(contracts.TESTED_RELEASES) <= set(RELEASES)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_everything_holds_in_every_release_that_we_claim(
+    release: str, sources: Callable[[str], Path]
+) -> None:
+    assert contracts.check(sources(release)) == []
+
+
+@pytest.mark.parametrize("release", TOO_OLD)
+def test_too_old_a_release_is_told_what_it_lacks(
+    release: str, sources: Callable[[str], Path]
+) -> None:
+    problems = contracts.check(sources(release))
+    text = "\n".join(problems)
+    assert (
+        "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation: expected "
+        "parameters (batch, on_publish), found (model_worker_batch)"
+    ) in text
+    assert (
+        "SchedulerMetricsReporter.update_spec_metrics: there is no module "
+        "sglang.srt.managers.scheduler_components.metrics_reporter"
+    ) in text
+    assert (
+        "sglang.srt.model_executor.forward_batch_info.get_server_return_hidden_states_mode: not "
+        "found in sglang.srt.model_executor.forward_batch_info"
+    ) in text
+    for problem in problems:
+        assert any(problem.startswith(f"{point.target}: ") for point in TOUCH_POINTS)
+
+
+# ---------------------------------------------------------------------------- moved touch points
+
+
+def places(name: str) -> list[TouchPoint]:
+    return [point for point in TOUCH_POINTS if point.name == name]
+
+
+@pytest.mark.parametrize("name", sorted({point.name for point in TOUCH_POINTS}))
+def test_a_renamed_touch_point_is_named(name: str, copied: Path) -> None:
+    (held,) = [p for p in places(name) if contracts.gap(p, copied) is None]
+    edit(held, copied, rename)
+    (problem,) = contracts.check(copied)
+    assert f"{held.target}: not found in {held.module}" in problem
+
+
+@pytest.mark.parametrize(
+    "point", [p for p in TOUCH_POINTS if p.parameters], ids=lambda p: str(p.name)
+)
+def test_a_removed_parameter_is_named(point: TouchPoint, copied: Path) -> None:
+    if contracts.gap(point, copied) is not None:
+        pytest.skip("not the place of this release")
+    assert point.parameters is not None
+    gone = point.parameters[-1]
+
+    def remove(node: Any) -> None:
+        kept = [a for a in node.args.args if a.arg != gone]
+        if len(kept) == len(node.args.args):
+            at = next(i for i, a in enumerate(node.args.kwonlyargs) if a.arg == gone)
+            del node.args.kwonlyargs[at], node.args.kw_defaults[at]
+        node.args.args = kept
+        node.args.defaults = node.args.defaults[-len(kept) :] if kept else []
+
+    edit(point, copied, remove)
+    (problem,) = contracts.check(copied)
+    assert f"{point.target}: expected parameters ({', '.join(point.parameters)}), found" in problem
+
+
+def test_a_changed_kind_is_named(copied: Path) -> None:
+    (point,) = places("add_cli_args")
+
+    def to_classmethod(node: Any) -> None:
+        node.decorator_list = [ast.Name("classmethod")]
+        node.args.args.insert(0, ast.arg("cls"))
+
+    edit(point, copied, to_classmethod)
+    (problem,) = contracts.check(copied)
+    assert problem == f"{point.target}: expected a staticmethod, found a classmethod"
+
+
+def test_a_removed_module_is_named(copied: Path) -> None:
+    (point,) = places("graph_output")
+    file_of(point, copied).unlink()
+    (problem,) = contracts.check(copied)
+    assert problem == f"{point.target}: there is no module {point.module}"
+
+
+def test_several_gaps_are_several_sentences(copied: Path) -> None:
+    for name in ("init_info", "draft_input"):
+        edit(places(name)[0], copied, rename)
+    assert len(contracts.check(copied)) == 2
+
+
+# ---------------------------------------------------------------------------- the rules
+
+
+def made(tmp_path: Path, **modules: str) -> Path:
+    contracts._definitions.cache_clear()
+    (tmp_path / "pkg").mkdir()
+    for name, text in modules.items():
+        (tmp_path / "pkg" / f"{name}.py").write_text(text)
+    return tmp_path
+
+
+def point(
+    module: str, qualname: str, parameters: tuple[str, ...] | None, **fields: Any
+) -> TouchPoint:
+    kind = fields.pop("kind", "function")
+    return TouchPoint(
+        fields.pop("name", "it"), module, qualname, kind, parameters, "launcher", "test", **fields
+    )
+
+
+OLD_PLACE, NEW_PLACE = point("pkg.old", "f", ("a",)), point("pkg.new", "f", ("a",))
+
+
+def test_one_of_several_places_is_enough(tmp_path: Path) -> None:
+    site = made(tmp_path, old="def f(a): ...\n")
+    assert contracts.check(site, (NEW_PLACE, OLD_PLACE)) == []
+
+
+def test_no_place_at_all_is_one_sentence_with_all_of_them(tmp_path: Path) -> None:
+    site = made(tmp_path, old="def f(b): ...\n")
+    assert contracts.check(site, (NEW_PLACE, OLD_PLACE)) == [
+        "pkg.new.f: there is no module pkg.new; or pkg.old.f: expected parameters (a), found (b)"
+    ]
+
+
+@pytest.mark.parametrize("at", range(len(places("extend_cache_locs"))))
+def test_holding_is_the_place_that_the_sources_have(tmp_path: Path, at: int) -> None:
+    place = places("extend_cache_locs")[at]
+    assert place.parameters is not None
+    file = tmp_path.joinpath(*place.module.split(".")).with_suffix(".py")
+    file.parent.mkdir(parents=True)
+    name, signature = place.qualname, ", ".join(place.parameters)
+    file.write_text(f"def {name}({signature}): ...\n")
+    assert contracts.holding("extend_cache_locs", tmp_path) == place
+
+
+def test_holding_of_what_nobody_has_is_none(tmp_path: Path) -> None:
+    assert contracts.holding("draft_input", made(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("signature", "hooked", "called"),
+    [
+        ("a, b", True, True),
+        ("a, b, c=1", True, True),
+        ("a, b, *, c=1", True, True),
+        ("a, b, **rest", True, True),
+        ("a, b, c", True, False),  # a hook passes it on; a caller would have to give it
+        ("a, b, *, c", True, False),
+        ("b, a", False, False),
+        ("a", False, False),
+        ("c, a, b", False, False),
+        ("a, *, b", True, True),
+    ],
+)
+def test_what_a_signature_may_be(
+    tmp_path: Path, signature: str, hooked: bool, called: bool
+) -> None:
+    site = made(tmp_path, m=f"def f({signature}): ...\n")
+    for is_hook, fine in ((True, hooked), (False, called)):
+        problem = contracts.gap(point("pkg.m", "f", ("a", "b"), hooked=is_hook), site)
+        assert (problem is None) is fine, problem
+
+
+def test_any_signature_will_do_where_none_is_named(tmp_path: Path) -> None:
+    site = made(tmp_path, m="def f(x, y): ...\n")
+    assert contracts.gap(point("pkg.m", "f", None, hooked=False), site) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "qualname", "parameters"),
+    [
+        ("class", "C", None),
+        ("method", "C.method", ("a",)),
+        ("method", "C.coroutine", ("a",)),
+        ("classmethod", "C.made", ("a",)),
+        ("staticmethod", "C.static", ("a",)),
+        ("attribute", "C.annotated", None),
+        ("attribute", "C.plain", None),
+        ("function", "guarded", ("a",)),
+        ("function", "fallback", ("a",)),
+    ],
+)
+def test_kinds(
+    tmp_path: Path, kind: str, qualname: str, parameters: tuple[str, ...] | None
+) -> None:
+    site = made(
+        tmp_path,
+        m="""
+class C:
+    annotated: int = 1
+    plain = 2
+    def method(self, a): ...
+    async def coroutine(self, a): ...
+    @classmethod
+    def made(cls, a): ...
+    @staticmethod
+    def static(a): ...
+if True:
+    def guarded(a): ...
+try:
+    import nothing
+except ImportError:
+    pass
+else:
+    def fallback(a): ...
+""",
+    )
+    assert contracts.gap(point("pkg.m", qualname, parameters, kind=kind), site) is None
+    for other in {"class", "method", "classmethod", "staticmethod", "attribute"} - {kind}:
+        problem = contracts.gap(point("pkg.m", qualname, parameters, kind=other), site)
+        assert problem == f"pkg.m.{qualname}: expected a {other}, found a {kind}"
+
+
+def test_a_package_is_a_module_too(tmp_path: Path) -> None:
+    site = made(tmp_path, __init__="def f(a): ...\n")
+    assert contracts.gap(point("pkg", "f", ("a",)), site) is None
+
+
+def test_no_sglang_at_all_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contracts, "site_dir", lambda: None)
+    assert contracts.check() == ["sglang is not installed in this environment"]
+    assert contracts.holding("draft_input") is None
+
+
+@pytest.mark.parametrize("this", TOUCH_POINTS, ids=lambda p: f"{p.name} in {p.module}")
+def test_every_touch_point_says_what_for(this: TouchPoint) -> None:
+    assert this.why.strip()
+
+
+def test_names_are_of_one_use() -> None:
+    # alternatives of one name must be interchangeable for whoever asks for the name
+    for name in {p.name for p in TOUCH_POINTS}:
+        assert len({(p.kind, p.parameters, p.process, p.hooked) for p in places(name)}) == 1, name
+
+
+def test_the_check_imports_nothing_of_sglang(sources: Callable[[str], Path]) -> None:
+    site = sources(contracts.NEWEST_RELEASE)
+    code = (
+        "import json, sys; from pathlib import Path; from sglang_spec_ext.compat import contracts;"
+        f"problems = contracts.check(Path({str(site)!r})); contracts.check();"
+        "print(json.dumps([problems,"
+        " [m for m in sys.modules if m.split('.')[0] in ('sglang', 'torch')]]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [[], []]

@@ -1,0 +1,99 @@
+"""Which captured batch sizes are kept; capture itself needs a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pytest_mock import MockerFixture
+
+pytest.importorskip("torch", reason="torch is not installed: the graphs module needs it")
+
+from sglang_spec_ext.args import Settings
+from sglang_spec_ext.target_only import graphs
+
+SIZES = [1, 2, 4, 8, 16, 24]
+
+
+def expected(threshold: int) -> list[int]:
+    """Every size that some batch of 1 to N requests is padded to."""
+    reached = {
+        next((size for size in SIZES if size >= batch), SIZES[-1])
+        for batch in range(1, max(threshold, 1) + 1)
+    }
+    return [size for size in SIZES if size in reached]
+
+
+@pytest.mark.parametrize("threshold", range(30))
+def test_sizes_around_every_captured_one(threshold: int) -> None:
+    assert graphs.sizes_that_speculate(SIZES, threshold) == expected(threshold)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "kept"),
+    [(0, [1]), (1, [1]), (3, [1, 2, 4]), (4, [1, 2, 4]), (5, [1, 2, 4, 8]), (24, SIZES)],
+)
+def test_sizes_written_out(threshold: int, kept: list[int]) -> None:
+    assert graphs.sizes_that_speculate(SIZES, threshold) == kept
+
+
+def test_a_threshold_above_the_largest_keeps_all() -> None:
+    assert graphs.sizes_that_speculate(SIZES, 10**6) == SIZES
+
+
+def test_a_single_size_is_kept() -> None:
+    assert graphs.sizes_that_speculate([8], 0) == [8]
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    logged: list[str] = []
+    monkeypatch.setattr(graphs, "log_on_first_rank", logged.append)
+    monkeypatch.setattr(graphs, "_announced", set())
+    return logged
+
+
+def runner(mocker: MockerFixture, *, speculative: bool, draft: bool = False) -> Any:
+    made = mocker.Mock(is_draft_worker=draft)
+    made.spec_algorithm.is_none.return_value = not speculative
+    return made
+
+
+def prune(model_runner: Any, threshold: int) -> tuple[list[int], list[int]]:
+    def original(asked: Any, tokens: int, *, flag: bool) -> tuple[list[int], list[int]]:
+        assert (asked, tokens, flag) == (model_runner, 3, True)
+        return list(SIZES), [1, 16]
+
+    return graphs.prune_speculative_sizes(
+        original, Settings(threshold, threshold), model_runner, 3, flag=True
+    )
+
+
+def test_a_plain_runner_is_left_alone(mocker: MockerFixture, lines: list[str]) -> None:
+    # the target while its plain decode graphs are captured
+    assert prune(runner(mocker, speculative=False), 2) == (SIZES, [1, 16])
+    assert lines == []
+
+
+def test_a_speculative_runner_keeps_what_can_speculate(
+    mocker: MockerFixture, lines: list[str]
+) -> None:
+    assert prune(runner(mocker, speculative=True), 4) == ([1, 2, 4], [1])
+    assert lines == [
+        "spec-ext graphs: verify for 3 of 6 batch sizes, up to 4, "
+        "since none above N=4 can speculate"
+    ]
+
+
+def test_each_kind_is_announced_once(mocker: MockerFixture, lines: list[str]) -> None:
+    for draft in (False, False, True, True):
+        prune(runner(mocker, speculative=True, draft=draft), 4)
+    assert [line.split(" for ")[0] for line in lines] == [
+        "spec-ext graphs: verify",
+        "spec-ext graphs: draft",
+    ]
+
+
+def test_nothing_is_announced_when_all_is_kept(mocker: MockerFixture, lines: list[str]) -> None:
+    assert prune(runner(mocker, speculative=True), 24) == (SIZES, [1, 16])
+    assert lines == []
