@@ -76,9 +76,10 @@ def switch_check(events: Sequence[Event], threshold: int) -> Check:
     """Exactly one switch to target-only above the threshold, then one back at or below it."""
     switches = [event for event in events if isinstance(event, Switch)]
     seen = ", ".join(f"{switch.new_mode} at batch {switch.batch}" for switch in switches)
-    held = [switch.new_mode for switch in switches] == [TARGET_ONLY, SPECULATING] and switches[
-        0
-    ].batch > threshold >= switches[1].batch
+    held = [switch.new_mode for switch in switches] == [TARGET_ONLY, SPECULATING]
+    if held:
+        off, on = switches
+        held = off.batch > threshold >= on.batch
     wanted = f"one switch to {TARGET_ONLY} above {threshold} running requests and one back"
     return Check(held, f"{wanted}; seen: {seen or 'none'}")
 

@@ -31,7 +31,7 @@ from testbed.demo.server_log import (
 )
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-FAKE_SERVER = Path(__file__).with_name("fake_server.py")
+FAKE_SERVER = Path(__file__).with_name("demo_fake_server.py")
 
 OFF_LINE = (
     "[2026-11-29 18:52:28] spec-ext switch: speculating -> target-only, batch=6, N=4, M=3, "
@@ -312,6 +312,15 @@ def test_two_demos_do_not_install_at_once(
     os.close(other)
     waiting.join()
     assert steps == ["this checkout"]
+
+
+def test_python_too_old_for_sglang_looks_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 10, 12))
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if "11" in name else None)
+    assert install.suitable_python() == "/usr/bin/python3.11"
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(DemoError, match=r"needs Python 3\.11 or newer"):
+        install.suitable_python()
 
 
 def test_failed_step_shows_the_end_of_its_output(tmp_path: Path, checkout: Path) -> None:

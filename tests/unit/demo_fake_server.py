@@ -1,7 +1,7 @@
 """Stands in for SGLang's server in test_demo.py: its log lines, its streams, its switches.
 
-`fake_server.py PORT LOG_MODE FAULT`: LOG_MODE is ``plain`` or ``switching`` (threshold 4, accept
-length 4); FAULT is one of the names below, or ``none``.
+`demo_fake_server.py PORT MODE FAULT`: MODE is ``plain`` or ``switching`` (threshold 4, accept
+length 4); FAULT is one of `FAULTS`.
 """
 
 from __future__ import annotations
