@@ -3,7 +3,9 @@
 import click
 
 from sglang_spec_ext import __version__
+from sglang_spec_ext.ops.bench.command import bench
 from sglang_spec_ext.ops.check_draft.command import check_draft
+from sglang_spec_ext.ops.wait.command import wait
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -12,4 +14,5 @@ def main() -> None:
     """Tools around an SGLang server with speculative decoding."""
 
 
-main.add_command(check_draft)
+for command in (bench, check_draft, wait):
+    main.add_command(command)

@@ -1,0 +1,191 @@
+"""A server process of our own: boot it, wait until it answers, stop it and all its children."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from sglang_spec_ext.ops.bench.diagnosis import first_cause
+
+# Proxies of the environment are for the outside: a server on this machine is reached directly.
+_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+
+_POLL_S = 0.25
+_TERM_GRACE_S = 10.0
+_KILL_GRACE_S = 10.0
+
+
+class BootError(RuntimeError):
+    """The server did not come up; the message is the first cause found in its log."""
+
+
+@dataclass
+class ServerLog:
+    """A log file that grows while the server runs."""
+
+    path: Path
+
+    def position(self) -> int:
+        return self.path.stat().st_size
+
+    def content(self, start: int = 0) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(start)
+            return file.read()
+
+    def text(self, start: int = 0) -> str:
+        return self.content(start).decode("utf-8", errors="replace")
+
+
+@dataclass
+class Server:
+    """A running server that we started. boot_s: seconds from start to the first healthy answer."""
+
+    url: str
+    log: ServerLog
+    process: subprocess.Popen[bytes]
+    boot_s: float
+
+    def death(self) -> str | None:
+        """Why the server no longer serves, None if it still does."""
+        if self.process.poll() is None and is_healthy(self.url, timeout_s=30):
+            return None
+        return _death_notice(self.process, self.log)
+
+
+@contextlib.contextmanager
+def launched(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    port: int,
+    log_path: Path,
+    timeout_s: float,
+    on_wait: Callable[[float], None] = lambda seconds: None,
+) -> Iterator[Server]:
+    """Boots ``command``, yields the server, and stops it however the block ends.
+
+    on_wait is called with the seconds since the start while the server boots.
+    Raises BootError if it dies or does not answer within ``timeout_s`` seconds.
+    """
+    log = ServerLog(log_path)
+    started = time.monotonic()
+    with log_path.open("wb") as file:
+        try:
+            process = subprocess.Popen(
+                command,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # its own group: Ctrl-C reaches us first, we stop it whole
+            )
+        except OSError as error:
+            raise BootError(f"cannot start {command[0]}: {error.strerror}") from error
+    try:
+        url = f"http://127.0.0.1:{port}"
+        while not is_healthy(url):
+            waited = time.monotonic() - started
+            if process.poll() is not None:
+                raise BootError(_death_notice(process, log))
+            if waited > timeout_s:
+                raise BootError(
+                    f"no healthy answer within {timeout_s:.0f} s (--boot-timeout); "
+                    f"its log: {first_cause(log.content())}"
+                )
+            on_wait(waited)
+            time.sleep(_POLL_S)
+        yield Server(url, log, process, time.monotonic() - started)
+    finally:
+        stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ends the process group that ``process`` leads: asked first, then killed, then awaited, so
+    that its GPU memory is free for the next server. A second Ctrl-C only shortens the asking."""
+    group = process.pid
+    try:
+        _signal_group(group, signal.SIGTERM)
+        _await_group(process, group, _TERM_GRACE_S)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        if _group_is_alive(group):  # a group id that died may be another's by now
+            _signal_group(group, signal.SIGKILL)
+        _await_group(process, group, _KILL_GRACE_S)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def is_healthy(url: str, timeout_s: float = 5.0) -> bool:
+    """True once ``/health`` answers 200: SGLang answers 503 until its warm-up request is done."""
+    try:
+        with _open(f"{url}/health", timeout=timeout_s) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError, ValueError):
+        return False
+
+
+def server_info(url: str, api_key: str | None, timeout_s: float = 30.0) -> dict[str, Any]:
+    """``/server_info`` (``/get_server_info`` on old releases); empty if neither answers."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    for path in ("/server_info", "/get_server_info"):
+        try:
+            request = urllib.request.Request(url + path, headers=headers)
+            with _open(request, timeout=timeout_s) as response:
+                info = json.load(response)
+            return info if isinstance(info, dict) else {}
+        except (urllib.error.URLError, OSError, ValueError):
+            continue
+    return {}
+
+
+def _death_notice(process: subprocess.Popen[bytes], log: ServerLog) -> str:
+    code = process.poll()
+    if code is None:
+        status = "the server no longer answers /health"
+    elif code < 0:
+        status = f"the server was killed by {signal.Signals(-code).name}"
+    else:
+        status = f"the server exited with code {code}"
+    return f"{first_cause(log.content())} ({status})"
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def _await_group(process: subprocess.Popen[bytes], group: int, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        process.poll()  # reaps the leader; its orphans are init's to reap
+        if not _group_is_alive(group):
+            return
+        time.sleep(0.05)
+
+
+def _group_is_alive(group: int) -> bool:
+    """Zombies do not count: where init does not reap, they stay for ever."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False

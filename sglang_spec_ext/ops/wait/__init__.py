@@ -1,0 +1,1 @@
+"""Wait until an SGLang server really serves, and know when it never will."""
