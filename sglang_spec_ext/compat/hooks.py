@@ -5,6 +5,7 @@ The registry logs what fails and goes on; that is why every bind here is checked
 
 from __future__ import annotations
 
+import contextlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -44,5 +45,6 @@ def _layers(function: Any) -> Iterator[Any]:
         function = getattr(function, "__func__", function)
         yield function
         for cell in getattr(function, "__closure__", None) or ():
-            yield cell.cell_contents
+            with contextlib.suppress(ValueError):  # a cell may still be empty
+                yield cell.cell_contents
         function = getattr(function, "__wrapped__", None)
