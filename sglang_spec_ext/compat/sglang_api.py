@@ -112,6 +112,11 @@ def plain_mha_pool(pool: Any) -> bool:
     return type(pool) is MHATokenToKVPool
 
 
+def keeps_recurrent_state(req_to_token_pool: Any) -> bool:
+    """Whether the target has Mamba or linear-attention layers, whose state verify commits."""
+    return any(c.__name__ == "HybridReqToTokenPool" for c in type(req_to_token_pool).__mro__)
+
+
 def recurrent_hidden(draft_worker: Any) -> tuple[int | None, torch.dtype]:
     """Width and dtype of the hidden state that the draft hands from step to step."""
     from sglang.srt.speculative import eagle_utils

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sglang_spec_ext import observe
-from sglang_spec_ext.args import Settings
+from sglang_spec_ext.args import THRESHOLD_FLAG, Settings, SettingsError
 from sglang_spec_ext.compat import sglang_api
 from sglang_spec_ext.policy import BatchThresholdPolicy, Mode
 from sglang_spec_ext.target_only.draft_kv import DraftKVWriter
@@ -39,6 +39,12 @@ class TargetOnlyStep:
         self.worker = worker
         self.policy = BatchThresholdPolicy(settings)
         self._draft: Any = worker.draft_worker
+        if sglang_api.keeps_recurrent_state(self._draft.req_to_token_pool):
+            raise SettingsError(
+                f"{THRESHOLD_FLAG} {settings.threshold} does not work with this target: it has "
+                "Mamba or linear-attention layers, whose state the target-only step does not "
+                f"commit yet. Serve it without {THRESHOLD_FLAG}."
+            )
         self._req_to_token: torch.Tensor = self._draft.req_to_token_pool.req_to_token
         reason = None if self._standalone else DraftKVWriter.why_not(self._draft.draft_runner)
         if self._standalone:

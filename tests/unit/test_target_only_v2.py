@@ -609,3 +609,13 @@ def test_each_switch_is_logged_once(world: World, mocker: MockerFixture) -> None
         world.decode(decode_batch(lengths))
     switches = [call.args[0] for call in log_switch.call_args_list]
     assert [(s.to, s.batch) for s in switches] == [(Mode.TARGET_ONLY, 3), (Mode.SPECULATING, 2)]
+
+
+def test_targets_with_recurrent_state_are_refused_before_serving(world: World) -> None:
+    class HybridReqToTokenPool(SimpleNamespace):
+        pass
+
+    pool = world.worker.draft_worker.req_to_token_pool
+    world.worker.draft_worker.req_to_token_pool = HybridReqToTokenPool(**vars(pool))
+    with pytest.raises(SettingsError, match=r"batch-threshold 2 .*Mamba or linear-attention"):
+        v2.TargetOnlyStep(world.worker, Settings(2, 2, 1))
