@@ -16,7 +16,7 @@ from pytest_mock import MockerFixture
 torch = pytest.importorskip("torch", reason="torch is not installed: the step works on tensors")
 
 from sglang_spec_ext import observe  # noqa: E402
-from sglang_spec_ext.args import Settings  # noqa: E402
+from sglang_spec_ext.args import Settings, SettingsError  # noqa: E402
 from sglang_spec_ext.policy import Mode  # noqa: E402
 from sglang_spec_ext.target_only import v2  # noqa: E402
 
