@@ -33,6 +33,7 @@ _RATIO_FLOOR = 0.80
 
 _WIDTH_IN, _HEIGHT_IN, _HEIGHT_WITHOUT_RATIOS_IN, _DPI = 10.0, 7.4, 5.2, 100
 _LEFT = 0.075
+_OUTLINE_STEPS = 32  # per pair of levels
 
 # `on` and `off` are wide, so that a variant that coincides with one of them leaves it visible.
 _WIDE, _NARROW = 4.0, 1.8
@@ -191,12 +192,12 @@ def _draw_throughput(
                     markeredgewidth=1.8,
                     zorder=5,
                 )
-    best = envelope(results, metric)
+    xs, ys = _envelope_outline(results, metric)
     floor = axes.get_ylim()[0]
-    if best:
+    if xs:
         axes.fill_between(
-            list(best),
-            list(best.values()),
+            xs,
+            ys,
             floor,
             color=_SHADE,
             linewidth=0,
@@ -281,6 +282,28 @@ def _draw_ratios(
         _mark_threshold(axes, threshold)
     axes.set_ylim(floor, top)
     axes.set_ylabel("ratio to max(on, off)")
+
+
+def _envelope_outline(results: Results, metric: str) -> tuple[list[float], list[float]]:
+    """The upper edge of the lines of `on` and `off` as drawn, between the levels too."""
+    levels = list(envelope(results, metric))
+    lines = [
+        [median(values_of(results.runs, variant, c, metric)) for c in levels]
+        for variant in ("on", "off")
+    ]
+    xs: list[float] = [*map(float, levels[:1])]
+    ys = [max(line[0] for line in lines)] if levels else []
+    for index in range(len(levels) - 1):
+        for step in range(1, _OUTLINE_STEPS + 1):
+            share = step / _OUTLINE_STEPS
+            xs.append(_between(levels[index], levels[index + 1], share))
+            ys.append(max(_between(line[index], line[index + 1], share) for line in lines))
+    return xs, ys
+
+
+def _between(low: float, high: float, share: float) -> float:
+    """A straight line on logarithmic axes."""
+    return float(low ** (1 - share) * high**share)
 
 
 def _line(
