@@ -26,7 +26,7 @@ from sglang_servers import Server
 
 from testbed import prompts
 
-LONG = 300
+LONG = 500
 SHORT = 24
 
 

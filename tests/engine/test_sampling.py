@@ -21,7 +21,7 @@ from sglang_servers import Server
 
 from testbed import prompts
 
-LONG = 200
+LONG = 320
 SHORT = 24
 
 # The language does not say what follows fewer than 16 words: the target's probabilities are then

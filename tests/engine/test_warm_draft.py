@@ -21,7 +21,7 @@ from sglang_servers import Server
 from testbed import prompts
 from testbed.demo.server_log import SPECULATING, TARGET_ONLY
 
-LONG = 160
+LONG = 450
 OFF = 30
 """Steps of an off phase; more than `prompts.ORDER`: a cold draft then misses all that it needs."""
 WINDOW = 40
