@@ -84,8 +84,7 @@ def test_what_is_refused_is_refused_in_one_line_before_weights_load(
     arguments = {"topk": 1, "speculative_disable_batch_threshold": THRESHOLD, **flags}
     status, log = run_to_its_end(tmp_path, {}, **arguments)
     assert status != 0
-    (line,) = [line for line in log.splitlines() if "sglang_spec_ext" in line]
-    assert line.startswith("sglang_spec_ext: error: ")
+    (line,) = [line for line in log.splitlines() if line.startswith("sglang_spec_ext: error: ")]
     assert "--speculative-disable-batch-threshold" in line
     assert said in line
     assert "Traceback" not in log

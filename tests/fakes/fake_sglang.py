@@ -11,7 +11,7 @@ The scenario is a list of steps, done in order:
     {"kill": "TP3"}                        SIGKILL that child
     {"listen": true}                       open the port
     {"health": 503}                        what /health answers from now on; 0 never answers
-    {"generate": "ok"}                     or "hang", "empty", "error", "unauthorized"
+    {"generate": "ok"}                     or "hang", "empty", "error", "odd", "unauthorized"
     {"stuck_dp_rank": 1}                   this data-parallel rank never answers
     {"info": {"dp_size": 2}}               what /server_info answers
     {"hang": true}                         do nothing for ever
@@ -77,6 +77,8 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(600)
         if mode == "unauthorized" and "Authorization" not in self.headers:
             self._answer(401, b"{}")
+        elif mode == "odd":
+            self._answer(200, b'{"meta_info": [1, 2]}')
         elif mode == "error":
             self._answer(500, b'{"error": "scheduler is gone"}')
         elif self.path == "/encode":

@@ -345,6 +345,26 @@ def test_a_terminated_scheduler_was_stopped_and_did_not_crash(code: int, outcome
     assert f"exit code {code}" in verdict.reason
 
 
+def test_a_piped_log_that_ends_is_a_stopped_container() -> None:
+    log = until(boot_old(1), "Load weight begin")
+    replay = Replay()
+    assert replay.run(log.lines) is None
+    replay.boot.on_log_end(replay.now)
+    verdict = replay.run([], then=30)
+    assert verdict is not None and verdict.outcome is Outcome.CRASHED
+    assert "the log has ended" in verdict.reason
+
+
+def test_clean_twin_a_piped_log_may_end_while_the_server_answers() -> None:
+    log = boot_old(1)
+    replay = Replay(token_error=lambda now: "" if now > log.second + 60 else "no answer")
+    replay.health = healthy_after(log.second)
+    assert replay.run(log.lines) is None
+    replay.boot.on_log_end(replay.now)
+    verdict = replay.run([], then=100)
+    assert verdict is not None and verdict.outcome is Outcome.READY
+
+
 def test_a_traceback_that_ends_the_log_is_the_end_where_no_process_can_be_seen() -> None:
     log = LogWriter().raw(USER_WARNING).tick(3)
     log.raw('Traceback (most recent call last):\n  File "x.py", line 1\nValueError: no such model')

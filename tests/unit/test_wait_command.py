@@ -127,7 +127,12 @@ def test_a_stuck_data_parallel_rank_is_no_readiness(bench: Bench) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "words"),
-    [("empty", "without a token"), ("error", "HTTP 500"), ("unauthorized", "--api-key")],
+    [
+        ("empty", "without a token"),
+        ("error", "HTTP 500"),
+        ("odd", "failed ("),
+        ("unauthorized", "--api-key"),
+    ],
 )
 def test_answers_that_are_no_token_are_named(bench: Bench, mode: str, words: str) -> None:
     bench.serve({"generate": mode}, {"health": 200}, {"listen": True}, {"hang": True})
@@ -218,6 +223,15 @@ def test_a_log_from_a_pipe(bench: Bench) -> None:
     code, answer, shown = bench.wait("--url", bench.url, "--log", "-", stdin=server.stdout)
     assert code == 0, shown
     assert answer["ranks"] == 2
+
+
+def test_a_pipe_that_ends_tells_what_it_said_last(bench: Bench) -> None:
+    command = bench.command({"write": UNRECOGNIZED}, {"exit": 2})
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    bench.started.append(server)
+    code, answer, shown = bench.wait("--url", bench.url, "--log", "-", stdin=server.stdout)
+    assert code == 1, shown
+    assert answer["reason"].startswith("unrecognized arguments")
 
 
 def test_launch_starts_a_detached_server_and_waits(bench: Bench) -> None:

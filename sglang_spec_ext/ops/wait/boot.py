@@ -26,6 +26,7 @@ from sglang_spec_ext.ops.wait.reader import Growth, Record
 SETTLE = 1.5  # ranks fail within a second of each other and the first cause may be written last
 REFUTE = 10.0  # how long a failure found in an old log may wait for a probe to refute it
 STRANGER = 120.0  # after this, what answers is ours though the log never said so
+LOG_OVER = 10.0  # after the end of a piped log, until nobody answering means nobody there
 LAST_WORD = 30.0  # a traceback that nothing follows, where no process can be looked at
 
 
@@ -85,6 +86,7 @@ class BootState:
         self._vitals: Vitals | None = None
         self._gone_at: float | None = None
         self._lost_at: float | None = None
+        self._log_over_at: float | None = None
         self._new_boot(now)
 
     def _new_boot(self, at: float) -> None:
@@ -169,6 +171,10 @@ class BootState:
         serving = self.phase in (Phase.WARM_UP, Phase.FIRST_TOKEN)
         if growth.lines > 0 or (growth.batches and serving):
             self.liveness.moved(at)
+
+    def on_log_end(self, at: float) -> None:
+        """A piped log has ended: `docker logs -f` does so when its container stops."""
+        self._log_over_at = at
 
     def on_vitals(self, vitals: Vitals, at: float) -> None:
         """A look at the processes."""
@@ -258,6 +264,7 @@ class BootState:
 
     def _failed(self, now: float, last_lines: tuple[str, ...]) -> Verdict | None:
         gone = self._gone_at is not None and now - self._gone_at >= SETTLE
+        gone = gone or self._log_is_over(now)
         lost = self._lost_at is not None and now - self._lost_at >= SETTLE
         told = [each for each in self.failures.reports if now - each.at >= SETTLE]
         if gone or lost:
@@ -281,6 +288,12 @@ class BootState:
         block = tuple(line for line in first.block.split("\n") if line.strip())[-8:]
         return Verdict(outcome, self.phase, first.reason, first.rank, hint, block or last_lines)
 
+    def _log_is_over(self, now: float) -> bool:
+        """Whether the end of a piped log is all that will be heard of the server."""
+        if self._log_over_at is None or self.health != "refused":
+            return False
+        return self._vitals is None and now - self._log_over_at >= LOG_OVER
+
     def _may_be_refuted(self, now: float) -> bool:
         """An old failure in the log may be an earlier boot's, and the server well."""
         if not self._probes or self._probe_error:
@@ -298,8 +311,12 @@ class BootState:
 
     def _without_a_word(self, last_lines: tuple[str, ...]) -> Verdict:
         vitals = self._vitals
-        assert vitals is not None, "only a process can end without a word"
-        outcome, rank = Outcome.CRASHED, ""
+        outcome, rank, hint = Outcome.CRASHED, "", ""
+        if vitals is None:
+            reason = "the log has ended, nobody answers, and the log does not say why"
+            if "stop" in self.notes:
+                outcome, hint = Outcome.STOPPED, hint_for("exit code -15")
+            return Verdict(outcome, self.phase, reason, rank, hint, last_lines)
         if not vitals.alive:
             code = vitals.exit_code
             told = f" (exit code {code})" if code is not None else ""

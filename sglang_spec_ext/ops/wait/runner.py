@@ -38,7 +38,10 @@ class _Question:
         threading.Thread(target=self._run, name="probe", daemon=True).start()
 
     def _run(self) -> None:
-        self.answer = self._ask()
+        try:
+            self.answer = self._ask()
+        except Exception as error:  # an answer of a shape that nobody expects is an answer too
+            self.answer = f"failed ({type(error).__name__}: {error})"
         self._ring()
 
 
@@ -99,6 +102,8 @@ class Waiter:
         if isinstance(self._log, LogPipe) and self._log.closed:
             wakeup.forget_descriptor(self._log.descriptor)
             self._log = None
+            self.boot.on_records(self._reader.finish(), now)
+            self.boot.on_log_end(now)
         self._look(now, wakeup)
         self._take_answer(now)
         self._ask(now, wakeup)
