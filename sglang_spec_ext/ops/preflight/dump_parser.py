@@ -38,7 +38,11 @@ def describe(action: argparse.Action) -> dict[str, object]:
     if action.nargs not in (None, 0):
         found["nargs"] = action.nargs
     if action.choices is not None:
-        found["choices"] = [str(choice) for choice in action.choices]
+        choices = [str(choice) for choice in action.choices]
+        # The order of a set differs from process to process.
+        found["choices"] = (
+            sorted(choices) if isinstance(action.choices, (set, frozenset)) else choices
+        )
     if action.required:
         found["required"] = True
     if isinstance(action.default, (int, float, str)) and action.default != argparse.SUPPRESS:
