@@ -24,6 +24,10 @@ PHASES = {
 }  # fmt: skip
 
 
+# Two boots in one file: the first one's scheduler was killed while it served.
+TWICE = "sglang-0.5.23-cpu-killed-and-restarted.log"
+
+
 def lines(name: str, before: bytes = b"") -> list[At]:
     """The log with one second between lines; ``before`` is put in front of each."""
     data = (LOGS / name).read_bytes()
@@ -31,7 +35,7 @@ def lines(name: str, before: bytes = b"") -> list[At]:
 
 
 def test_every_recorded_log_is_tested() -> None:
-    assert {path.name for path in LOGS.iterdir()} == set(PHASES)
+    assert {path.name for path in LOGS.iterdir()} == {*PHASES, TWICE}
 
 
 @pytest.mark.parametrize("before", [b"", b"sglang-1  | ", b"2026-11-29T20:16:21.123Z stderr F "])
@@ -68,3 +72,25 @@ def test_a_real_plugin_that_fails_to_load_is_a_note_in_every_process() -> None:
         "Failed to load plugin spec_ext from group sglang.srt.plugins: ModuleNotFoundError: No "
         "module named 'sglang_spec_ext.plugin'"
     ]
+
+
+def test_a_real_scheduler_that_was_killed() -> None:
+    recorded = lines(TWICE)
+    dead = next(at for at, line in enumerate(recorded) if b"Sleeping 5 seconds" in line.data)
+    replay = Replay(token_error=lambda _: "no answer within 60 s")
+    replay.health = lambda now: "ok" if now > recorded[dead].second - 10 else "refused"
+    verdict = replay.run(recorded[:dead], then=10)
+    assert verdict is not None and verdict.outcome is Outcome.CRASHED
+    assert verdict.reason == "scheduler_0 ended with exit code -9"
+    assert "OOM killer" in verdict.hint
+
+
+def test_the_real_restart_after_it_is_a_new_boot() -> None:
+    replay = Replay()
+    for line in lines(TWICE):
+        replay.boot.on_records(replay.reader.feed(line.data), 0.0, old=True)
+    replay.health = lambda now: "ok"
+    verdict = replay.run([], then=5)
+    assert verdict is not None and verdict.outcome is Outcome.READY
+    assert replay.boot.boots == 2
+    assert replay.boot.notes == {}

@@ -179,7 +179,7 @@ def _foreign(reading: Reading, name: str, known: str) -> Flag | None:
         )
         return None
     counts = ""
-    if flag.dest == "speculative_num_draft_tokens":
+    if known == "--num-speculative-tokens":
         counts = "; SGLang counts the root token too, so it is one more than vLLM's number"
     reading.say(
         "foreign-flag",
