@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from sglang_spec_ext import args, observe, refusals
 from sglang_spec_ext.args import Settings, SettingsError
-from sglang_spec_ext.compat import contracts, hooks
+from sglang_spec_ext.compat import contracts, hooks, releases
 from sglang_spec_ext.compat.contracts import ARGUMENT_SEAM, LAUNCHER, SCHEDULER, TouchPoint
 
 logger = logging.getLogger("sglang_spec_ext")
@@ -56,7 +56,7 @@ def register() -> None:
 def verify_bound() -> list[str]:
     """Targets that should be bound in this process and are not."""
     if args.from_worker_env() is not None:
-        return _unbound(_scheduler_hooks())
+        return hooks.unbound(_scheduler_hooks())
     return _unbound_argument_seam()
 
 
@@ -64,26 +64,29 @@ def verify_bound() -> list[str]:
 
 
 def _bind_argument_seam() -> list[str]:
-    add, from_cli, _ = ARGUMENT_SEAM
     problems = contracts.check(points=ARGUMENT_SEAM)
     if problems:
         return problems
-    missing = hooks.bind({add: _add_cli_args, from_cli: _from_cli_args})
+    hooks.bind(_argument_hooks())
     from sglang.srt.entrypoints.engine import Engine
 
     # a class attribute, which the hook registry cannot wrap
     if not isinstance(Engine.__dict__["server_args_class"], _ServerArgsFactory):
         Engine.server_args_class = _ServerArgsFactory(Engine.server_args_class)
-    return missing
+    return _unbound_argument_seam()
+
+
+def _argument_hooks() -> dict[TouchPoint, hooks.Hook]:
+    add, from_cli, _ = ARGUMENT_SEAM
+    return {add: _add_cli_args, from_cli: _from_cli_args}
 
 
 def _unbound_argument_seam() -> list[str]:
     from sglang.srt.entrypoints.engine import Engine
 
-    add, from_cli, server_args_class = ARGUMENT_SEAM
-    missing = _unbound({add: _add_cli_args, from_cli: _from_cli_args})
+    missing = hooks.unbound(_argument_hooks())
     if not isinstance(Engine.__dict__["server_args_class"], _ServerArgsFactory):
-        missing.append(server_args_class.target)
+        missing.append(ARGUMENT_SEAM[-1].target)
     return missing
 
 
@@ -173,12 +176,7 @@ def _bind_launcher() -> None:
 
 
 def _installed_release() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("sglang")
-    except PackageNotFoundError:
-        return "without package metadata"
+    return releases.installed_version() or "without package metadata"
 
 
 def _check_server_args(original: Callable[..., Any], record: Any) -> Any:
@@ -302,10 +300,6 @@ def _init_info(original: Callable[..., Any], scheduler: Any) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------ failing loudly
-
-
-def _unbound(bindings: dict[TouchPoint, hooks.Hook]) -> list[str]:
-    return [point.target for point, hook in bindings.items() if not hooks.is_bound(point, hook)]
 
 
 def _explain(problems: list[str]) -> str:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -98,3 +99,25 @@ def command_line(
         elif value is not False:
             command += [flag, str(value)]
     return command
+
+
+def process_environment() -> dict[str, str]:
+    """All variables of a process that runs SGLang on the test bed: `environment` and the user's.
+
+    The user's SGLang variables (ours included: a plain server must be plain) and proxies (the
+    server's warm-up asks itself over HTTP) would change what a test or the demo sees.
+    """
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("SGLANG_") and not name.lower().endswith("_proxy")
+    }
+    return own | environment()
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

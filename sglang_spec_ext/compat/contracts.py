@@ -164,6 +164,24 @@ CALLED = (
         "scheduler", "K and V of the draft layer, RoPE included", hooked=False,
     ),
     TouchPoint(
+        "kv_write_location", "sglang.srt.mem_cache.memory_pool", "KVWriteLoc", "class", None,
+        "scheduler", "where the KV-only write stores", hooked=False,
+    ),
+    TouchPoint(
+        "mha_pool", "sglang.srt.mem_cache.memory_pool", "MHATokenToKVPool", "class", None,
+        "scheduler", "the one KV pool that the KV-only write knows", hooked=False,
+    ),
+    TouchPoint(
+        "hybrid_request_pool", "sglang.srt.mem_cache.memory_pool", "HybridReqToTokenPool", "class",
+        None,
+        "scheduler", "tells targets with recurrent state, which are refused", hooked=False,
+    ),
+    TouchPoint(
+        "recurrent_hidden_spec", "sglang.srt.speculative.eagle_utils",
+        "get_draft_recurrent_hidden_state_spec", "function", ("model_runner",),
+        "scheduler", "shape of the hidden state in a draft input", hooked=False,
+    ),
+    TouchPoint(
         "draft_input", "sglang.srt.speculative.eagle_info", "EagleDraftInput", "class", None,
         "scheduler", "what a step hands to the next one", hooked=False,
     ),

@@ -27,6 +27,11 @@ def bind(hooks: Mapping[TouchPoint, Hook]) -> list[str]:
         if not is_bound(point, hook):
             HookRegistry.register(point.target, hook, HookType.AROUND)
     HookRegistry.apply_hooks()
+    return unbound(hooks)
+
+
+def unbound(hooks: Mapping[TouchPoint, Hook]) -> list[str]:
+    """Targets among these whose hook does not run in this process."""
     return [point.target for point, hook in hooks.items() if not is_bound(point, hook)]
 
 

@@ -1,7 +1,7 @@
 """The calls into SGLang whose form differs between releases, each in one function.
 
 Every function decides by what it finds (a contract's place, a parameter name), never by a version.
-Imported in the scheduler process only: it needs torch.
+Imported only where SGLang's serving code is: it needs torch.
 """
 
 from __future__ import annotations
@@ -65,8 +65,7 @@ def draft_contexts(draft_worker: Any) -> Iterator[None]:
         "owns_attention": lambda: draft_worker.draft_owns_attention,  # 0.5.21, 0.5.22
         "tp_group": lambda: draft_worker.draft_runner.tp_group,  # up to 0.5.21
     }
-    parameters = inspect.signature(resolve("draft_tp_context")).parameters
-    arguments = {name: known[name]() for name in parameters}
+    arguments = {name: known[name]() for name in _tp_context_parameters()}
     with ExitStack() as stack:
         if "tp_group" in arguments:
             # up to 0.5.21 the worker may hold a null context whose parameter has another name
@@ -76,6 +75,11 @@ def draft_contexts(draft_worker: Any) -> Iterator[None]:
         stack.enter_context(resolve("moe_backend_context")())
         stack.enter_context(resolve("moe_a2a_context")())
         yield
+
+
+@cache
+def _tp_context_parameters() -> tuple[str, ...]:
+    return tuple(inspect.signature(resolve("draft_tp_context")).parameters)
 
 
 def write_kv(
@@ -89,45 +93,27 @@ def write_kv(
         slots: [tokens] int64.
         k, v: [tokens, kv heads, head dim].
     """
-    location: Any = slots
-    if _write_loc_class() is not None:
-        location = _write_loc_class()(slots, None)
+    location = resolve("kv_write_location")(slots, None)
     if attention.k_scale is None:
         pool.set_kv_buffer(attention, location, k, v)
     else:
         pool.set_kv_buffer(attention, location, k, v, attention.k_scale, attention.v_scale)
 
 
-@cache
-def _write_loc_class() -> Any:
-    from sglang.srt.mem_cache import memory_pool
-
-    return getattr(memory_pool, "KVWriteLoc", None)
-
-
 def plain_mha_pool(pool: Any) -> bool:
     """Whether slots of ``req_to_token`` index this pool's K and V as they are."""
-    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
-
-    return type(pool) is MHATokenToKVPool
+    return type(pool) is resolve("mha_pool")
 
 
 def keeps_recurrent_state(req_to_token_pool: Any) -> bool:
     """Whether the target has Mamba or linear-attention layers, whose state verify commits."""
-    return any(c.__name__ == "HybridReqToTokenPool" for c in type(req_to_token_pool).__mro__)
+    return isinstance(req_to_token_pool, resolve("hybrid_request_pool"))
 
 
 def recurrent_hidden(draft_worker: Any) -> tuple[int | None, torch.dtype]:
     """Width and dtype of the hidden state that the draft hands from step to step."""
-    from sglang.srt.speculative import eagle_utils
-
-    spec = getattr(eagle_utils, "get_draft_recurrent_hidden_state_spec", None)
-    runner = draft_worker.draft_runner
-    if spec is not None:
-        width, dtype = spec(runner)
-        return width, dtype
-    config = runner.model_config
-    return getattr(config, "spec_hidden_size", config.hidden_size), config.dtype
+    width, dtype = resolve("recurrent_hidden_spec")(draft_worker.draft_runner)
+    return width, dtype
 
 
 def resolved(server_args: Any) -> Any:

@@ -6,7 +6,6 @@ second runner on the same backend overwrites the buffers of the first.
 
 from __future__ import annotations
 
-import logging
 import time
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -19,9 +18,6 @@ from sglang_spec_ext.args import Settings
 from sglang_spec_ext.compat import sglang_api
 from sglang_spec_ext.observe import log_on_first_rank
 from sglang_spec_ext.target_only.draft_kv import DraftKVWriter
-
-logger = logging.getLogger("sglang_spec_ext")
-
 
 _announced: set[str] = set()
 

@@ -8,7 +8,6 @@ What SGLang expects of a speculative step is filled in around that. See docs/arc
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -21,8 +20,6 @@ from sglang_spec_ext.compat import sglang_api
 from sglang_spec_ext.policy import BatchThresholdPolicy, Mode
 from sglang_spec_ext.target_only.draft_kv import DraftKVWriter
 from sglang_spec_ext.target_only.graphs import DraftKVGraphs, TargetGraphs
-
-logger = logging.getLogger("sglang_spec_ext")
 
 Forward = Callable[..., Any]
 

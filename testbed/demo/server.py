@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -66,10 +64,10 @@ def running_server(title: str, topk: int | None, log: Path, **flags: Any) -> Ite
     it does not become ready, with the cause that its log gives.
     """
     for tries_left in reversed(range(_PORT_TRIES)):
-        port = _free_port()
+        port = engine.free_port()
         # A step per line: see `verdict.summarize`.
         command = engine.command_line(topk, port=port, decode_log_interval=1, **flags)
-        with ProcessTree(command, log, _environment()) as process:
+        with ProcessTree(command, log, engine.process_environment()) as process:
             follower = LogFollower(log)
             try:
                 _wait_until_ready(title, process, follower)
@@ -118,21 +116,3 @@ def _wait_until_ready(title: str, process: ProcessTree, log: LogFollower) -> Non
 def _end_of(process: ProcessTree, log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines()
     return f"it ended with status {process.exit_status()}: {cause_of_failure(lines)}"
-
-
-def _environment() -> dict[str, str]:
-    # The user's SGLang variables (ours included: the plain server must be plain) and proxies
-    # (the server's warm-up asks itself over HTTP) would change what the demo shows.
-    own = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("SGLANG_") and not name.lower().endswith("_proxy")
-    }
-    return own | engine.environment()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -7,8 +7,6 @@ environment or memory with the tests or with another engine.
 from __future__ import annotations
 
 import json
-import os
-import socket
 import sys
 import tempfile
 import time
@@ -50,7 +48,7 @@ class Server:
 
         Raises RuntimeError with the end of its log if the server does not become ready.
         """
-        port = _free_port()
+        port = engine.free_port()
         url = f"http://127.0.0.1:{port}"
         log_file = Path(tempfile.mkdtemp(prefix="spec-ext-test-")) / "server.log"
         command = [*program, *engine.command_line(topk, port=port, **flags)[len(LAUNCH_SERVER) :]]
@@ -166,16 +164,4 @@ class Servers:
 
 def server_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """Variables of a process that runs SGLang on the test bed, with `extra` on top."""
-    # A developer's own SGLang settings and proxies must not decide a test.
-    own = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("SGLANG_") and not name.lower().endswith("_proxy")
-    }
-    return own | engine.environment() | dict(extra)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return engine.process_environment() | dict(extra)

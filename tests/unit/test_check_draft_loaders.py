@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_spec_ext.compat.releases import nearest, span
 from sglang_spec_ext.ops.check_draft.loaders import (
     BUNDLES_NEXTN,
     DRAFT_CLASSES,
@@ -24,7 +25,6 @@ from sglang_spec_ext.ops.check_draft.loaders import (
     Family,
     draft_class,
 )
-from sglang_spec_ext.ops.check_draft.releases import nearest, span
 from sglang_spec_ext.ops.check_draft.rules_serving import MLA_BACKENDS
 
 

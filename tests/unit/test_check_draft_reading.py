@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from draft_checkpoints import DRAFT_VOCAB, Model, Spec, eagle3, longs, write_safetensors
 
+from sglang_spec_ext.compat.releases import RELEASES, describe, nearest, span
 from sglang_spec_ext.ops.check_draft import CheckpointError, ServerOptions, check
 from sglang_spec_ext.ops.check_draft.checkpoint import read_checkpoint
 from sglang_spec_ext.ops.check_draft.config import ModelConfig
-from sglang_spec_ext.ops.check_draft.releases import RELEASES, describe, nearest, span
 from sglang_spec_ext.ops.check_draft.safetensors_file import read_header
 from sglang_spec_ext.ops.check_draft.server import parse_command_line
 from sglang_spec_ext.ops.check_draft.token_map import Reading, TokenMap

@@ -31,8 +31,8 @@ from draft_checkpoints import (
     write_safetensors,
 )
 
+from sglang_spec_ext.compat.releases import RELEASES, describe
 from sglang_spec_ext.ops.check_draft import Finding, FixBy, ServerOptions, Severity, check
-from sglang_spec_ext.ops.check_draft.releases import RELEASES, describe
 from sglang_spec_ext.ops.check_draft.rules import RULES
 
 AUX = "eagle_aux_hidden_state_layer_ids"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sglang_spec_ext.compat.releases import RELEASES
 from sglang_spec_ext.ops.check_draft.finding import Finding, Severity
-from sglang_spec_ext.ops.check_draft.releases import RELEASES
 from sglang_spec_ext.ops.preflight import installed
 from sglang_spec_ext.ops.preflight.command_line import CommandError, split_command
 from sglang_spec_ext.ops.preflight.flags import (

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from sglang_spec_ext.compat.releases import RELEASES
 from sglang_spec_ext.ops.check_draft.finding import Finding, Severity
-from sglang_spec_ext.ops.check_draft.releases import RELEASES
 from sglang_spec_ext.ops.preflight.flags import recorded
 from sglang_spec_ext.ops.preflight.reading import OURS, read_arguments
 from sglang_spec_ext.ops.preflight.rules import RULES, tree_pool

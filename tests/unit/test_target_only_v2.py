@@ -67,6 +67,10 @@ class Writer:
         self.written.append((tokens, hidden.clone(), positions, slots))
 
 
+class HybridReqToTokenPool(SimpleNamespace):
+    """Of a target with recurrent state."""
+
+
 EVENTS: list[str] = []
 
 
@@ -102,7 +106,8 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
         yield
 
     api = v2.sglang_api
-    monkeypatch.setattr(api, "resolve", {"draft_input": Result}.__getitem__)
+    names = {"draft_input": Result, "hybrid_request_pool": HybridReqToTokenPool}
+    monkeypatch.setattr(api, "resolve", names.__getitem__)
     monkeypatch.setattr(api, "reserved_slots", slots_of)
     monkeypatch.setattr(api, "draft_contexts", contexts)
     monkeypatch.setattr(api, "recurrent_hidden", lambda draft: (DRAFT_WIDTH, torch.float16))
@@ -612,9 +617,6 @@ def test_each_switch_is_logged_once(world: World, mocker: MockerFixture) -> None
 
 
 def test_targets_with_recurrent_state_are_refused_before_serving(world: World) -> None:
-    class HybridReqToTokenPool(SimpleNamespace):
-        pass
-
     pool = world.worker.draft_worker.req_to_token_pool
     world.worker.draft_worker.req_to_token_pool = HybridReqToTokenPool(**vars(pool))
     with pytest.raises(SettingsError, match=r"batch-threshold 2 .*Mamba or linear-attention"):

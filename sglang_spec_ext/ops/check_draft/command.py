@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
+from sglang_spec_ext.compat.releases import RELEASES, installed_version, nearest
 from sglang_spec_ext.ops.check_draft import report
 from sglang_spec_ext.ops.check_draft.convert import Conversion, ConversionRefused, convert
 from sglang_spec_ext.ops.check_draft.finding import exit_code
-from sglang_spec_ext.ops.check_draft.releases import RELEASES, installed_version, nearest
 from sglang_spec_ext.ops.check_draft.rules import check
 from sglang_spec_ext.ops.check_draft.server import parse_command_line
 from sglang_spec_ext.ops.check_draft.tensors import CheckpointError

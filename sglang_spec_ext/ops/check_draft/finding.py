@@ -6,8 +6,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang_spec_ext.compat.releases import RELEASES
 from sglang_spec_ext.ops.check_draft.edits import Edit
-from sglang_spec_ext.ops.check_draft.releases import RELEASES
 
 
 class Severity(enum.IntEnum):

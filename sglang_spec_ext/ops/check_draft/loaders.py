@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from sglang_spec_ext.compat.releases import RELEASES, before, span
 from sglang_spec_ext.ops.check_draft.config import DraftConfig
-from sglang_spec_ext.ops.check_draft.releases import RELEASES, before, span
 from sglang_spec_ext.ops.check_draft.tensors import Tensor
 
 Shape = tuple[int, ...]

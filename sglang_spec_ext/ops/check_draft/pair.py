@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from sglang_spec_ext.compat.releases import RELEASES, span
 from sglang_spec_ext.ops.check_draft.checkpoint import Checkpoint
 from sglang_spec_ext.ops.check_draft.config import DraftConfig, ModelConfig
 from sglang_spec_ext.ops.check_draft.edits import Edit
@@ -21,7 +22,6 @@ from sglang_spec_ext.ops.check_draft.loaders import (
     draft_class,
     simulate,
 )
-from sglang_spec_ext.ops.check_draft.releases import RELEASES, span
 from sglang_spec_ext.ops.check_draft.server import ServerOptions
 from sglang_spec_ext.ops.check_draft.tensors import Tensor
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
+from sglang_spec_ext.compat.releases import describe
 from sglang_spec_ext.ops.check_draft.finding import Finding, Severity, exit_code
-from sglang_spec_ext.ops.check_draft.releases import describe
 
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: None}
 

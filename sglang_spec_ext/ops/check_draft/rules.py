@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sglang_spec_ext.compat.releases import RELEASES, nearest
 from sglang_spec_ext.ops.check_draft import (
     rules_architecture,
     rules_layout,
@@ -15,7 +16,6 @@ from sglang_spec_ext.ops.check_draft.checkpoint import Checkpoint, read_checkpoi
 from sglang_spec_ext.ops.check_draft.config import ModelConfig
 from sglang_spec_ext.ops.check_draft.finding import Finding, Severity
 from sglang_spec_ext.ops.check_draft.pair import Pair, Rule
-from sglang_spec_ext.ops.check_draft.releases import RELEASES, nearest
 from sglang_spec_ext.ops.check_draft.server import ServerOptions
 
 RULES: tuple[Rule, ...] = (

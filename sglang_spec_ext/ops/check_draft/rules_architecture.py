@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from sglang_spec_ext.compat.releases import before
 from sglang_spec_ext.ops.check_draft.config import NESTED, flatten
 from sglang_spec_ext.ops.check_draft.edits import ReplaceConfig, SetConfig
 from sglang_spec_ext.ops.check_draft.finding import FixBy, Severity
@@ -18,7 +19,6 @@ from sglang_spec_ext.ops.check_draft.loaders import (
     Family,
 )
 from sglang_spec_ext.ops.check_draft.pair import Hit, Pair, RuleBook
-from sglang_spec_ext.ops.check_draft.releases import before
 
 RULES = RuleBook()
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sglang_spec_ext.compat.releases import before
 from sglang_spec_ext.ops.check_draft.config import ModelConfig
 from sglang_spec_ext.ops.check_draft.edits import SetConfig
 from sglang_spec_ext.ops.check_draft.finding import FixBy, Severity
 from sglang_spec_ext.ops.check_draft.loaders import MLA_EAGLE3
 from sglang_spec_ext.ops.check_draft.pair import Hit, Pair, RuleBook, listed
-from sglang_spec_ext.ops.check_draft.releases import before
 from sglang_spec_ext.ops.check_draft.server import ALLOW_LONGER_CONTEXT
 from sglang_spec_ext.ops.check_draft.tensors import BITS, PLAIN_FLOATS
 

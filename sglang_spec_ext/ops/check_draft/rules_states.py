@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sglang_spec_ext.compat.releases import before
 from sglang_spec_ext.ops.check_draft.config import AUX_IDS, ModelConfig
 from sglang_spec_ext.ops.check_draft.edits import SetConfig
 from sglang_spec_ext.ops.check_draft.finding import FixBy, Severity
@@ -14,7 +15,6 @@ from sglang_spec_ext.ops.check_draft.loaders import (
     NORM_BEFORE_FC,
 )
 from sglang_spec_ext.ops.check_draft.pair import Hit, Pair, RuleBook, listed
-from sglang_spec_ext.ops.check_draft.releases import before
 
 RULES = RuleBook()
 

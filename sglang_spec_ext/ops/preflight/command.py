@@ -11,8 +11,8 @@ from typing import Any
 import click
 from rich.console import Console
 
+from sglang_spec_ext.compat.releases import RELEASES, nearest
 from sglang_spec_ext.ops.check_draft.finding import Finding, Severity, exit_code
-from sglang_spec_ext.ops.check_draft.releases import RELEASES, nearest
 from sglang_spec_ext.ops.preflight import host, installed, rules
 from sglang_spec_ext.ops.preflight.command_line import CommandError, split_command
 from sglang_spec_ext.ops.preflight.flags import FlagTable, recorded

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sglang_spec_ext.ops.check_draft.releases import RELEASES, span
+from sglang_spec_ext.compat.releases import RELEASES, span
 
 TABLE = Path(__file__).with_name("flags.json")  # written by tools/record_sglang_flags.py
 

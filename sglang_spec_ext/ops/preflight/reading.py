@@ -10,8 +10,8 @@ from typing import Any
 
 from sglang_spec_ext.args import FLAGS as OUR_FLAGS
 from sglang_spec_ext.args import KEYWORDS
+from sglang_spec_ext.compat.releases import RELEASES, describe
 from sglang_spec_ext.ops.check_draft.finding import Finding, Severity
-from sglang_spec_ext.ops.check_draft.releases import RELEASES, describe
 from sglang_spec_ext.ops.preflight.flags import Flag, FlagTable, recorded, releases_with_flag
 from sglang_spec_ext.ops.preflight.foreign import FOREIGN_FLAGS, SPECULATIVE_CONFIG
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from sglang_spec_ext import refusals
 from sglang_spec_ext.args import THRESHOLD_FLAG, SettingsError
 from sglang_spec_ext.compat.contracts import OLDEST_RELEASE
+from sglang_spec_ext.compat.releases import RELEASES, before, describe
 from sglang_spec_ext.ops.check_draft.finding import Finding, Severity
-from sglang_spec_ext.ops.check_draft.releases import RELEASES, before, describe
 from sglang_spec_ext.ops.preflight.flags import releases_with_variable, variables
 from sglang_spec_ext.ops.preflight.setup import DEFAULT_CAP, EAGLE_FAMILY, Setup
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from sglang_spec_ext.args import ENV_NAMES, KEYWORDS, Settings, SettingsError, build
+from sglang_spec_ext.compat.releases import RELEASES
 from sglang_spec_ext.ops.check_draft.checkpoint import read_config
-from sglang_spec_ext.ops.check_draft.releases import RELEASES
 from sglang_spec_ext.ops.check_draft.tensors import CheckpointError
 from sglang_spec_ext.ops.preflight.reading import Reading
 

@@ -1,4 +1,4 @@
-"""The SGLang releases whose draft loaders were read, and how a finding names some of them."""
+"""The SGLang releases that we know, their order, and how a message names some of them."""
 
 from __future__ import annotations
 
