@@ -52,6 +52,7 @@ class Scheduler:
         self.options = options
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self._queued = 0
         self._target_only = False
         self._steps = 0
 
@@ -72,6 +73,8 @@ class Scheduler:
     def _admit(self) -> None:
         free = self.options.max_running_requests - len(self.running)
         admitted, self.waiting = self.waiting[:free], self.waiting[free:]
+        # As SGLang's: what found no place, not what came since and is about to be admitted.
+        self._queued = len(self.waiting)
         if admitted:
             log(f"Prefill batch, #new-seq: {len(admitted)}, #new-token: 8, cuda graph: False")
         for request in admitted:
@@ -123,7 +126,7 @@ class Scheduler:
         log(
             f"Decode batch, #running-req: {batch}, #token: 9, token usage: 0.00, {accept}"
             f"cuda graph: {on_graph}, gen throughput (token/s): {batch * per_request:.2f}, "
-            f"#queue-req: {len(self.waiting)}"
+            f"#queue-req: {self._queued}"
         )
 
 
