@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crossing import CAPACITY, CROSSING
+from crossing import CAPACITY, CROSSING, LoadMissed
 from probing import Faults, pool_gap
 from sglang_servers import Server, Servers
 
@@ -20,9 +20,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.engine)
-            # Not a product failure: on a starved machine the burst came when the long requests
-            # had already ended, so the test had nothing to look at.
-            item.add_marker(pytest.mark.flaky(reruns=2, only_rerun=["no crossing both ways"]))
+            # Not a product failure: on a starved machine the burst can come when the long requests
+            # have already ended.
+            item.add_marker(pytest.mark.flaky(reruns=2, only_rerun=[LoadMissed]))
             if missing:
                 item.add_marker(pytest.mark.skip(reason="SGLang is not installed"))
 

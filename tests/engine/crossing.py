@@ -31,6 +31,16 @@ LEAD = 24
 Body = dict[str, Any]
 
 
+class LoadMissed(AssertionError):
+    """Requests did not overlap as their test needs them to, so it could not look at the server."""
+
+
+def need(overlap: bool, otherwise: str) -> None:
+    """Fail with `LoadMissed` unless the requests were in flight together as intended."""
+    if not overlap:
+        raise LoadMissed(otherwise)
+
+
 def greedy_body(ids: Sequence[int], tokens: int, **extra: Any) -> Body:
     """`tokens` greedy tokens after `ids`; extra: fields of the request beside sampling_params."""
     sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
@@ -152,9 +162,8 @@ def cross(
         stream.join()
     crossing.log = server.log()[seen:].splitlines()
     modes = [event.new_mode for event in map(parse, crossing.log) if isinstance(event, Switch)]
-    assert TARGET_ONLY in modes and SPECULATING in modes[modes.index(TARGET_ONLY) :], (
-        f"no crossing both ways in this log: {modes}"
-    )
+    both = TARGET_ONLY in modes and SPECULATING in modes[modes.index(TARGET_ONLY) :]
+    need(both, f"no crossing both ways in this log: {modes}")
     return crossing
 
 

@@ -10,8 +10,11 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from crossing import THRESHOLD
 from sglang_servers import Server, server_environment
 
@@ -22,7 +25,15 @@ PROGRAMS = Path(__file__).parent / "programs"
 TIMEOUT_S = 400
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
+COMMANDS = {
+    "help": ("-m", "sglang.launch_server", "--help"),
+    "engine": (str(PROGRAMS / "engine_door.py"),),
+    "functions": (str(PROGRAMS / "launcher_functions.py"),),
+}
+Result = subprocess.CompletedProcess[str]
+
+
+def run(*command: str) -> Result:
     return subprocess.run(
         [sys.executable, *command],
         env=server_environment({}),
@@ -33,22 +44,31 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.fixture(scope="module")
+def results() -> Iterator[dict[str, Future[Result]]]:
+    """What came of each of `COMMANDS`. Two run at a time, since each spends its time importing."""
+    with ThreadPoolExecutor(2) as pool:
+        yield {name: pool.submit(run, *command) for name, command in COMMANDS.items()}
+
+
 def test_command_line_door(crossing_server: Server, topk: int) -> None:
     (line,) = [x for x in crossing_server.log().splitlines() if "spec-ext active" in x]
     assert f"N={THRESHOLD}, M={THRESHOLD}, K=4, max_running_requests=8" in line
     assert f"topk={topk}" in line
 
 
-def test_help_shows_the_flags() -> None:
-    result = run("-m", "sglang.launch_server", "--help")
+def test_help_shows_the_flags(results: dict[str, Future[Result]]) -> None:
+    result = results["help"].result()
     assert result.returncode == 0
     for flag in FLAGS.values():
         assert flag in result.stdout
 
 
-def test_engine_door_with_no_cap_and_never_speculating() -> None:
+def test_engine_door_with_no_cap_and_never_speculating(
+    results: dict[str, Future[Result]],
+) -> None:
     """Keyword arguments; threshold 0; and no --max-running-requests, which SGLang would make 48."""
-    result = run(str(PROGRAMS / "engine_door.py"))
+    result = results["engine"].result()
     assert result.returncode == 0, result.stderr[-3000:]
     told = json.loads(result.stdout.splitlines()[-1])
     assert "speculative_disable_batch_threshold" in told["refused"]
@@ -62,8 +82,10 @@ def test_engine_door_with_no_cap_and_never_speculating() -> None:
     assert told["max_running_requests"] == int(cap[1])
 
 
-def test_without_the_flag_the_launcher_has_only_the_argument_seam() -> None:
-    result = run(str(PROGRAMS / "launcher_functions.py"))
+def test_without_the_flag_the_launcher_has_only_the_argument_seam(
+    results: dict[str, Future[Result]],
+) -> None:
+    result = results["functions"].result()
     assert result.returncode == 0, result.stderr[-3000:]
     told = json.loads(result.stdout.splitlines()[-1])
     seam = {point.target for point in ARGUMENT_SEAM}

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,40 @@ END_TIMEOUT_S = 400.0
 READY = "fired up and ready to roll"
 
 
-def run_to_its_end(
-    folder: Path, env: dict[str, str], topk: int | None = 1, **flags: Any
-) -> tuple[int, str]:
+UNBOUND = {
+    "lost_in_scheduler": "SchedulerMetricsReporter.update_spec_metrics",
+    "hidden_in_scheduler": "scheduler process 0 did not load the plugin",
+    "lost_in_launcher": "Engine._launch_subprocesses",
+}
+"""What the message names, by the fault that probes/ puts into a process."""
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "adaptive": ({"speculative_adaptive": True}, "does not work with --speculative-adaptive"),
+    "no algorithm": ({"topk": None}, "needs a speculative algorithm, and none is given"),
+}
+"""Arguments, and what is said of them."""
+Ending = tuple[int, str]
+
+
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory: pytest.TempPathFactory, faults: Faults) -> Iterator[dict[str, Any]]:
+    """By case: a future `Ending`. Two run at a time, since each spends its time importing."""
+    with ThreadPoolExecutor(2) as pool:
+
+        def start(env: dict[str, str], **flags: Any) -> Future[Ending]:
+            arguments = {"speculative_disable_batch_threshold": THRESHOLD, **flags}
+            return pool.submit(run_to_its_end, tmp_path_factory.mktemp("end"), env, **arguments)
+
+        yield {fault: start(faults.environment(fault)) for fault in UNBOUND} | {
+            case: start({}, **flags) for case, (flags, _) in REFUSED.items()
+        }
+
+
+def run_to_its_end(folder: Path, env: dict[str, str], topk: int | None = 1, **flags: Any) -> Ending:
     """Exit status and log of a server that must end by itself before it serves."""
     log = folder / "server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            engine.command_line(topk, **flags),
+            engine.command_line(topk, port=engine.free_port(), **flags),
             env=server_environment(env),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -49,43 +77,27 @@ def run_to_its_end(
     return status, text
 
 
-@pytest.mark.parametrize(
-    ("fault", "named"),
-    [
-        ("lost_in_scheduler", "SchedulerMetricsReporter.update_spec_metrics"),
-        ("hidden_in_scheduler", "scheduler process 0 did not load the plugin"),
-        ("lost_in_launcher", "Engine._launch_subprocesses"),
-    ],
-)
+@pytest.mark.parametrize("fault", UNBOUND)
 def test_a_hook_that_does_not_bind_stops_the_server(
-    tmp_path: Path, faults: Faults, fault: str, named: str
+    endings: dict[str, Future[Ending]], fault: str
 ) -> None:
-    status, log = run_to_its_end(
-        tmp_path, faults.environment(fault), speculative_disable_batch_threshold=THRESHOLD
-    )
+    status, log = endings[fault].result()
     assert status != 0
     said = log[log.index("--speculative-disable-batch-threshold cannot take effect with SGLang") :]
+    named = UNBOUND[fault]
     assert f"\n  - {named}" in said or named in said.splitlines()[1]
     assert "Works with SGLang" in said
     assert "or start without --speculative-disable-batch-threshold" in said
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({"speculative_adaptive": True}, "does not work with --speculative-adaptive"),
-        ({"topk": None}, "needs a speculative algorithm, and none is given"),
-    ],
-    ids=["adaptive", "no algorithm"],
-)
+@pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused_is_refused_in_one_line_before_weights_load(
-    tmp_path: Path, flags: dict[str, Any], said: str
+    endings: dict[str, Future[Ending]], case: str
 ) -> None:
-    arguments = {"topk": 1, "speculative_disable_batch_threshold": THRESHOLD, **flags}
-    status, log = run_to_its_end(tmp_path, {}, **arguments)
+    status, log = endings[case].result()
     assert status != 0
     (line,) = [line for line in log.splitlines() if line.startswith("sglang_spec_ext: error: ")]
     assert "--speculative-disable-batch-threshold" in line
-    assert said in line
+    assert REFUSED[case][1] in line
     assert "Traceback" not in log
     assert "Load weight" not in log

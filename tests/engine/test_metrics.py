@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from crossing import Crossing, cross, language_bodies
+from crossing import Crossing, cross, language_bodies, need
 from probing import scheduler_state, verifies
 from sglang_servers import Server
 
@@ -50,7 +50,7 @@ def test_accept_length_of_a_request_counts_its_verifies_only(crossing_server: Se
         assert sum(meta["spec_correct_drafts_histogram"]) == len(lengths)
     alone = [stream.answer()["meta_info"] for stream in crossing.burst]
     never_verified = [meta for meta in alone if not meta.get("spec_verify_ct")]
-    assert len(never_verified) >= 4
+    need(len(never_verified) >= 4, f"{len(never_verified)} requests came and went while off")
     assert not any("spec_accept_length" in meta for meta in never_verified)
 
 
@@ -74,7 +74,7 @@ def test_prometheus_reports_no_accept_length_while_off(crossing_server: Server) 
     def ask(crossing: Crossing) -> None:
         crossing.burst[0].wait_for(SHORT // 4)
         off.append(gauge())
-        assert len(crossing.burst[0].chunks) < SHORT, "asked too late"
+        need(len(crossing.burst[0].chunks) < SHORT, "asked when the burst had ended")
 
     long = language_bodies(2, 500, first_seed=660)
     cross(crossing_server, long, language_bodies(6, 3 * SHORT, first_seed=670), during=ask)

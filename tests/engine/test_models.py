@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-from sglang_servers import Server, Servers
+from sglang_servers import Server
 
-from testbed import engine, prompts
+from testbed import prompts
 
 TOKENS = 300
-COLD_DRAFT = Path(__file__).parent / "cold_draft"
 
 
-@pytest.fixture(scope="module", params=[None, 1, 4], ids=["plain", "topk1", "topk4"])
-def topk(request: pytest.FixtureRequest) -> int | None:
-    """Of module scope, so that pytest runs all tests of one engine before it boots the next."""
-    return request.param
+# The first two as everywhere, so that these tests share engines with those of other files.
+pytestmark = pytest.mark.parametrize(
+    "topk", [1, 4, None], ids=["topk1", "topk4", "plain"], indirect=True, scope="session"
+)
 
 
 @pytest.fixture
-def server(engines: Servers, topk: int | None) -> Server:
-    return engines.get(topk)
+def server(request: pytest.FixtureRequest, topk: int | None) -> Server:
+    name = "plain_server" if topk is None else "static_server"
+    server: Server = request.getfixturevalue(name)
+    return server
 
 
 def test_greedy_output_follows_the_language_at_every_batch_size(server: Server) -> None:
@@ -100,18 +99,3 @@ def test_no_kv_slot_is_left_behind(server: Server) -> None:
     assert len(running.result()[0]["output_ids"]) == 600
     assert held > 0, "the count does not see a running request"
     assert server.tokens_leaked() == 0
-
-
-@pytest.mark.parametrize("cold_topk", [4, 1])
-def test_a_draft_without_memory_is_rejected(engines: Servers, cold_topk: int) -> None:
-    """History-dependent: a pair on which a cold draft does as well would prove nothing."""
-    path = os.pathsep.join([engine.environment()["PYTHONPATH"], str(COLD_DRAFT)])
-    server = engines.get(cold_topk, env={"PYTHONPATH": path})
-    verifies = 0
-    for seed in range(5):
-        start = prompts.prompt_ids(seed, 64)
-        # For so long it has not yet seen, 15 places back, what it wrote itself.
-        (answer,) = server.greedy([start], prompts.ORDER)
-        assert answer["output_ids"] == prompts.continue_ids(start, prompts.ORDER)
-        verifies += answer["meta_info"]["spec_verify_ct"]
-    assert 5 * prompts.ORDER / verifies < 1.8

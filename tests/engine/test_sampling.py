@@ -16,6 +16,7 @@ from crossing import (
     cross,
     greedy_body,
     language_bodies,
+    need,
 )
 from sglang_servers import Server
 
@@ -137,7 +138,7 @@ def test_penalties_are_exact_while_off(crossing_server: Server, plain_server: Se
         if only_off(stream.answer()):
             assert stream.answer()["output_ids"] == right["output_ids"]
             compared += 1
-    assert compared >= 5
+    need(compared >= 5, f"{compared} requests came and went while off")
     for stream in crossing.long:
         assert stream.answer()["output_ids"] == prompts.continue_ids(stream.body["input_ids"], LONG)
 
@@ -184,7 +185,7 @@ def test_samples_have_the_targets_distribution(
         )
         assert_language(crossing)
         drawn = [answer["output_ids"] for answer in answers if only_off(answer)]
-        assert len(drawn) > 0.8 * SAMPLES
+        need(len(drawn) > 0.8 * SAMPLES, f"{len(drawn)} samples were drawn while off")
         return chi_square_excess(drawn, expected)
 
     assert surprise(OUTCOMES) < 6
