@@ -53,21 +53,20 @@ OVERLAP_ON = {"disable_overlap_schedule": False}
 THROUGH_ENV = {"SGLANG_SPEC_EXT_DISABLE_BATCH_THRESHOLD": str(THRESHOLD)}
 NO_FLAG = {"speculative_disable_batch_threshold": None}
 
+# Pages need Triton's interpreter, as overlap does: a bookkeeping kernel has no other form for them.
 PAGES = Configuration(
-    "page size 16, topk 1, sglang serve",
+    "page size 16 and overlap, topk 1, sglang serve",
     1,
-    {"page_size": 16},
-    {"TRITON_INTERPRET": "1"},  # one of SGLang's bookkeeping kernels has no other form for pages
+    {"page_size": 16, **OVERLAP_ON},
+    OVERLAP,
     SGLANG_SERVE,
 )
 CONFIGURATIONS = [
     # topk > 1 with pages is refused by the only attention backend that runs on CPU
     PAGES,
     Configuration("no radix cache, topk 1, env door", 1, NO_RADIX | NO_FLAG, THROUGH_ENV),
-    Configuration("no radix cache, topk 4", 4, NO_RADIX),
     Configuration("retraction, topk 1", 1, {}, RETRACT),
-    Configuration("retraction, topk 4", 4, {}, RETRACT),
-    Configuration("overlap, topk 1", 1, OVERLAP_ON, OVERLAP),
+    Configuration("retraction and no radix cache, topk 4", 4, NO_RADIX, RETRACT),
     Configuration("overlap, topk 4", 4, OVERLAP_ON, OVERLAP),
     Configuration(
         "standalone",

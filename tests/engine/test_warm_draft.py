@@ -98,12 +98,12 @@ def test_requests_prefilled_while_off_are_warm_too(
 ) -> None:
     """One that joins under load and outlives it has spent all its life before the resume off."""
     long = language_bodies(1, 2 * LONG, first_seed=260)
-    burst = language_bodies(6, OFF, first_seed=270)
+    burst = language_bodies(6, 3 * OFF, first_seed=270)
     joined = greedy_body(prompts.prompt_ids(280), LONG, rid=f"joined-{id(long)}")
     crossing = cross(crossing_server, long, [*burst, joined])
     assert_language(crossing)
     resumed = after_resume(crossing, joined)
-    assert resumed[0][0] > prompts.ORDER + OFF / 2
+    need(resumed[0][0] > prompts.ORDER + OFF / 2, "it came when the burst was almost over")
     assert resumed == never_off(static_server, joined, resumed[0][0])
 
 
