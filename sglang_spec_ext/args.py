@@ -124,7 +124,7 @@ def _integer(name: str, value: Any, at_least: int) -> int:
     number = None
     if isinstance(value, int) and not isinstance(value, bool):
         number = value
-    elif isinstance(value, str):
+    elif isinstance(value, str) and "_" not in value:  # which int() skips: 1_6 would be 16
         try:
             number = int(value.strip())
         except ValueError:
