@@ -16,6 +16,11 @@ from typing import Any
 _FOLDER = Path(__file__).resolve().parent
 TARGET = _FOLDER / "models" / "target"
 DRAFT = _FOLDER / "models" / "draft"
+EAGLE1 = {
+    "speculative_algorithm": "EAGLE",
+    "speculative_draft_model_path": str(_FOLDER / "models" / "draft_eagle1"),
+}
+"""Overrides for `server_args` that take the EAGLE-1 draft instead of the EAGLE-3 one."""
 SPECULATIVE_STEPS = 3
 DRAFT_TOKENS = {1: 4, 4: 16}
 """Draft tokens per verify, by topk."""
@@ -51,8 +56,8 @@ def server_args(topk: int | None, **overrides: Any) -> dict[str, Any]:
     """Keyword arguments of ``sglang.Engine`` for the tiny pair.
 
     topk: None for the target alone, 1 or 4 for EAGLE-3 with 3 steps and 4 or 16 draft tokens.
-    overrides replace or add arguments; the value None removes one. Raises ValueError for another
-    topk.
+    overrides, such as `EAGLE1`, replace or add arguments; the value None removes one. Raises
+    ValueError for another topk.
     """
     arguments: dict[str, Any] = {
         "model_path": str(TARGET),

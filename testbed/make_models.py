@@ -1,10 +1,13 @@
-"""Train and write the tiny target and its EAGLE-3 draft (``models/target``, ``models/draft``).
+"""Train and write the tiny target and its drafts: ``target``, ``draft``, ``draft_eagle1``.
 
-    python testbed/make_models.py [--output FOLDER]
+    python testbed/make_models.py [--output FOLDER] [--only-eagle1]
+
+``draft`` is an EAGLE-3 head. ``draft_eagle1``, for ``--speculative-algorithm EAGLE``, is trained
+last, so that it alone can be made anew on a target that is already in FOLDER.
 
 Needs torch, transformers, tokenizers and safetensors (an environment with SGLang has them) and
-about a minute and a half on two cores. Same seed, same machine: same weights. Both models learn
-the language of `prompts.py`; a self-check refuses to write a pair that has not learned it.
+two and a half minutes on two cores. Same seed, same machine: same weights. All models learn the
+language of `prompts.py`; a self-check refuses to write any that has not learned it.
 """
 
 from __future__ import annotations
@@ -166,6 +169,12 @@ def make_target(vocab_size: int, steps: int) -> LlamaForCausalLM:
     return round_to_bfloat16(target).eval().requires_grad_(False)
 
 
+def load_target(folder: Path) -> LlamaForCausalLM:
+    """The target that `save_target` wrote; its weights are those that `make_target` returned."""
+    target = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return target.eval().requires_grad_(False)
+
+
 def text_shape(step: int, steps: int) -> tuple[int, int]:
     """(texts, tokens per text) of a training step: short ones, later every third a long one.
 
@@ -205,41 +214,67 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
-class Draft(nn.Module):
-    """The layer of SGLang's ``LlamaForCausalLMEagle3``, for training; same parameter names."""
+def llama_layer(inputs: int, *norms: str) -> nn.Module:
+    """A Llama layer whose attention reads `inputs` features; same parameter names as SGLang's."""
+    attention = nn.Module()
+    attention.q_proj = linear(inputs, HEADS * HEAD_DIM)
+    attention.k_proj = linear(inputs, KV_HEADS * HEAD_DIM)
+    attention.v_proj = linear(inputs, KV_HEADS * HEAD_DIM)
+    attention.o_proj = linear(HEADS * HEAD_DIM, HIDDEN)
+    mlp = nn.Module()
+    mlp.gate_proj, mlp.up_proj = linear(HIDDEN, INTERMEDIATE), linear(HIDDEN, INTERMEDIATE)
+    mlp.down_proj = linear(INTERMEDIATE, HIDDEN)
+    layer = nn.Module()
+    layer.self_attn, layer.mlp = attention, mlp
+    for norm in norms:
+        setattr(layer, norm, RMSNorm())
+    return layer
 
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__()
-        attention = nn.Module()
-        attention.q_proj = linear(2 * HIDDEN, HEADS * HEAD_DIM)
-        attention.k_proj = linear(2 * HIDDEN, KV_HEADS * HEAD_DIM)
-        attention.v_proj = linear(2 * HIDDEN, KV_HEADS * HEAD_DIM)
-        attention.o_proj = linear(HEADS * HEAD_DIM, HIDDEN)
-        mlp = nn.Module()
-        mlp.gate_proj, mlp.up_proj = linear(HIDDEN, INTERMEDIATE), linear(HIDDEN, INTERMEDIATE)
-        mlp.down_proj = linear(INTERMEDIATE, HIDDEN)
-        layer = nn.Module()
-        layer.self_attn, layer.mlp = attention, mlp
-        layer.hidden_norm, layer.input_layernorm = RMSNorm(), RMSNorm()
-        layer.post_attention_layernorm = RMSNorm()
-        self.fc = linear(HIDDEN * len(AUX_LAYERS), HIDDEN)
-        self.midlayer, self.norm = layer, RMSNorm()
-        self.lm_head = linear(HIDDEN, vocab_size)
+
+class Draft(nn.Module):
+    """What the drafts share: one Llama layer, unrolled over speculative steps for training.
+
+    name: of its folder.
+    architecture: SGLang's class for it.
+    token_ids: [draft vocab], the target ids that it can propose.
+    layer: see `llama_layer`.
+    """
+
+    name: str
+    architecture: str
+    token_ids: Tensor
+    layer: nn.Module
+
+    def first_hidden(self, states: tuple[Tensor, ...]) -> Tensor:
+        """The hidden state of the first step, [batch, length, HIDDEN].
+
+        states: the target's embeddings and the output of each of its layers, that of the last one
+        after the final norm; each [batch, length, HIDDEN].
+        """
+        raise NotImplementedError
+
+    def attention_input(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """(residual [batch, length, HIDDEN], what attention reads [batch, length, ...])."""
+        raise NotImplementedError
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[batch, length, draft vocab]."""
+        raise NotImplementedError
 
     def step(
         self, embeddings: Tensor, hidden: Tensor, cache: list[tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Tensor:
         """One speculative step from every position of a text at once.
 
         Row t holds the draft's state at position t: the token after t and a hidden state, the
         target's at the first step (`cache` is empty), the draft's own of row t-1's previous step
         later. At step k row t sees the first step's keys up to t-k and the k keys that its own
-        chain has added since. Returns (hidden [batch, length, HIDDEN], logits) and appends the
-        step's keys and values to `cache`.
+        chain has added since. Returns hidden [batch, length, HIDDEN] and appends the step's keys
+        and values to `cache`.
         """
         batch, length, _ = hidden.shape
-        layer, k = self.midlayer, len(cache)
-        x = torch.cat((layer.input_layernorm(embeddings), layer.hidden_norm(hidden)), -1)
+        layer, k = self.layer, len(cache)
+        residual, x = self.attention_input(embeddings, hidden)
         rows = torch.arange(length)
 
         def heads(projection: nn.Linear) -> Tensor:
@@ -261,18 +296,73 @@ class Draft(nn.Module):
         mixed = torch.einsum("bhlm,bmhd->blhd", weights[..., :length], first_values)
         for place, (_, v) in enumerate(chain):
             mixed = mixed + weights[..., length + place].transpose(1, 2)[..., None] * v
-        hidden = hidden + layer.self_attn.o_proj(mixed.reshape(batch, length, -1))
+        hidden = residual + layer.self_attn.o_proj(mixed.reshape(batch, length, -1))
         y = layer.post_attention_layernorm(hidden)
         y = layer.mlp.down_proj(F.silu(layer.mlp.gate_proj(y)) * layer.mlp.up_proj(y))
-        hidden = hidden + y
-        return hidden, self.lm_head(self.norm(hidden))
+        return hidden + y
 
 
-def make_draft(target: LlamaForCausalLM, steps: int) -> Draft:
-    token_ids = draft_token_ids()
+class Eagle3Draft(Draft):
+    """EAGLE-3: features of several target layers, a vocabulary and an LM head of its own."""
+
+    name, architecture = "draft", "LlamaForCausalLMEagle3"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token_ids = draft_token_ids()
+        norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
+        layer = llama_layer(2 * HIDDEN, *norms)
+        self.fc = linear(HIDDEN * len(AUX_LAYERS), HIDDEN)
+        self.midlayer, self.norm = layer, RMSNorm()
+        self.lm_head = linear(HIDDEN, len(self.token_ids))
+
+    @property
+    def layer(self) -> nn.Module:
+        return self.midlayer
+
+    def first_hidden(self, states: tuple[Tensor, ...]) -> Tensor:
+        return self.fc(torch.cat([states[layer + 1] for layer in AUX_LAYERS], -1))
+
+    def attention_input(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        layer = self.midlayer
+        x = torch.cat((layer.input_layernorm(embeddings), layer.hidden_norm(hidden)), -1)
+        return hidden, x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.lm_head(self.norm(hidden))
+
+
+class Eagle1Draft(Draft):
+    """EAGLE-1: the target's final hidden state in, straight to the target's LM head out."""
+
+    name, architecture = "draft_eagle1", "LlamaForCausalLMEagle"
+
+    def __init__(self, target: LlamaForCausalLM) -> None:
+        super().__init__()
+        self.token_ids = torch.arange(target.config.vocab_size)
+        self.fc = nn.Linear(2 * HIDDEN, HIDDEN)
+        self.layers = nn.ModuleList([llama_layer(HIDDEN, "post_attention_layernorm")])
+        # a plain tensor: neither trained nor written, the server takes the target's
+        self.target_lm_head = target.lm_head.weight.detach()
+
+    @property
+    def layer(self) -> nn.Module:
+        return self.layers[0]
+
+    def first_hidden(self, states: tuple[Tensor, ...]) -> Tensor:
+        return states[-1]
+
+    def attention_input(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.fc(torch.cat((embeddings, hidden), -1))
+        return x, x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.target_lm_head)
+
+
+def train_draft(draft: Draft, target: LlamaForCausalLM, steps: int) -> None:
     draft_id = torch.full((target.config.vocab_size,), IGNORED)
-    draft_id[token_ids] = torch.arange(len(token_ids))
-    draft = Draft(len(token_ids))
+    draft_id[draft.token_ids] = torch.arange(len(draft.token_ids))
     language = Language(seed=2)
 
     def loss_at(step: int) -> Tensor:
@@ -283,8 +373,8 @@ def make_draft(target: LlamaForCausalLM, steps: int) -> Draft:
         ]
         return torch.stack(losses).mean()
 
-    train("draft", draft, 2e-3, steps, loss_at)
-    return round_to_bfloat16(draft).eval().requires_grad_(False)
+    train(draft.name, draft, 2e-3, steps, loss_at)
+    round_to_bfloat16(draft).eval().requires_grad_(False)
 
 
 def unroll(draft: Draft, target: LlamaForCausalLM, ids: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -294,48 +384,48 @@ def unroll(draft: Draft, target: LlamaForCausalLM, ids: Tensor) -> list[tuple[Te
     """
     with torch.no_grad():
         states = target.model(ids, output_hidden_states=True).hidden_states
-        features = torch.cat([states[layer + 1] for layer in AUX_LAYERS], -1)
         embeddings = target.model.embed_tokens(ids[:, 1:])
-    hidden, cache, steps = draft.fc(features[:, :-1]), [], []
+    hidden, cache, steps = draft.first_hidden(tuple(s[:, :-1] for s in states)), [], []
     for k in range(UNROLL):
-        hidden, logits = draft.step(embeddings, hidden, cache)
+        hidden = draft.step(embeddings, hidden, cache)
         first = prompts.ORDER - 2 + k
-        steps.append((logits[:, first:-1], ids[:, first + 2 :]))
+        steps.append((draft.logits(hidden)[:, first:-1], ids[:, first + 2 :]))
         hidden = hidden.roll(1, 1)
     return steps
 
 
 # --------------------------------------------------------------------------------- self-check
 @torch.no_grad()
-def check(target: LlamaForCausalLM, draft: Draft) -> None:
-    """Refuse a pair that has not learnt its language up to 1024 tokens."""
+def check(target: LlamaForCausalLM, drafts: Iterable[Draft]) -> None:
+    """Refuse models that have not learnt the language up to 1024 tokens."""
     ids = Language(seed=3).batch(4, 1024)
     logits = target(ids).logits[:, prompts.ORDER - 1 : -1]
     top = logits.topk(2, -1)
     margin = (top.values[..., 0] - top.values[..., 1]).min().item()
     right = (top.indices[..., 0] == ids[:, prompts.ORDER :]).float().mean().item()
     print(f"target: {right:.2%} of tokens right, smallest margin to the second choice {margin:.2f}")
-    hits = [draft_hits(logits, wanted) for logits, wanted in unroll(draft, target, ids)]
-    for k, (first, any_of_four) in enumerate(hits, start=1):
-        print(f"draft step {k}: first choice right {first:.2%}, one of four {any_of_four:.2%}")
     if right < 1 or margin < 3:
         raise SystemExit("the target has not learnt the language: train it longer")
-    if min(min(hits)) < 0.85 or min(any_of_four for _, any_of_four in hits) < 0.95:
-        raise SystemExit("the draft has not learnt the language: train it longer")
+    for draft in drafts:
+        steps = unroll(draft, target, ids)
+        hits = [draft_hits(draft.token_ids, logits, wanted) for logits, wanted in steps]
+        for k, (first, any_of_four) in enumerate(hits, start=1):
+            shares = f"first choice right {first:.2%}, one of four {any_of_four:.2%}"
+            print(f"{draft.name} step {k}: {shares}")
+        if min(min(hits)) < 0.85 or min(any_of_four for _, any_of_four in hits) < 0.95:
+            raise SystemExit(f"{draft.name} has not learnt the language: train it longer")
 
 
-def draft_hits(logits: Tensor, wanted: Tensor) -> tuple[float, float]:
+def draft_hits(token_ids: Tensor, logits: Tensor, wanted: Tensor) -> tuple[float, float]:
     """How often the wanted token is the draft's first choice, and among its first four."""
-    right = draft_token_ids()[logits.topk(4, -1).indices] == wanted[..., None]
+    right = token_ids[logits.topk(4, -1).indices] == wanted[..., None]
     return right[..., 0].float().mean().item(), right.any(-1).float().mean().item()
 
 
 # ------------------------------------------------------------------------------------- output
 def save_target(target: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.bfloat16() for name, tensor in target.state_dict().items()}
-    save_weights(tensors, folder)
-    write_json(folder / "config.json", config_of("LlamaForCausalLM", target.config.vocab_size))
+    config = config_of("LlamaForCausalLM", target.config.vocab_size)
+    save(weights_of(target), config, folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     write_json(
         folder / "tokenizer_config.json",
@@ -351,28 +441,32 @@ def save_target(target: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) ->
     )
 
 
-def save_weights(tensors: dict[str, Tensor], folder: Path) -> None:
+def save_draft(draft: Draft, vocab_size: int, folder: Path) -> None:
+    tensors = weights_of(draft)
+    config = config_of(draft.architecture, vocab_size) | {"num_hidden_layers": 1}
+    if isinstance(draft, Eagle3Draft):
+        token_ids = draft.token_ids
+        tensors["d2t"] = token_ids - torch.arange(len(token_ids))
+        tensors["t2d"] = torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, token_ids, True)
+        config |= {
+            "draft_vocab_size": len(token_ids),
+            "eagle_config": {
+                "eagle_aux_hidden_state_layer_ids": AUX_LAYERS,
+                "use_aux_hidden_state": True,
+            },
+        }
+    save(tensors, config, folder)
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
+
+
+def save(tensors: dict[str, Tensor], config: dict[str, object], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "model.safetensors"
     save_file(tensors, path, metadata={"format": "pt"})
     path.chmod(0o644)  # safetensors writes private files
-
-
-def save_draft(draft: Draft, vocab_size: int, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    token_ids = draft_token_ids()
-    tensors = {name: tensor.bfloat16() for name, tensor in draft.state_dict().items()}
-    tensors["d2t"] = token_ids - torch.arange(len(token_ids))
-    tensors["t2d"] = torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, token_ids, True)
-    save_weights(tensors, folder)
-    config = config_of("LlamaForCausalLMEagle3", vocab_size)
-    config |= {
-        "num_hidden_layers": 1,
-        "draft_vocab_size": len(token_ids),
-        "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": AUX_LAYERS,
-            "use_aux_hidden_state": True,
-        },
-    }
     write_json(folder / "config.json", config)
 
 
@@ -409,17 +503,29 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=default, help="default: %(default)s")
     parser.add_argument("--target-steps", type=int, default=330)
     parser.add_argument("--draft-steps", type=int, default=210)
+    parser.add_argument("--eagle1-steps", type=int, default=210)
     parser.add_argument("--threads", type=int, default=2)
+    only = "train draft_eagle1 alone, on the target that is in the output folder"
+    parser.add_argument("--only-eagle1", action="store_true", help=only)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
-    tokenizer = build_tokenizer()
-    vocab_size = tokenizer.get_vocab_size()
-    target = make_target(vocab_size, arguments.target_steps)
-    draft = make_draft(target, arguments.draft_steps)
-    check(target, draft)
-    save_target(target, tokenizer, arguments.output / "target")
-    save_draft(draft, vocab_size, arguments.output / "draft")
+    drafts: list[Draft] = []
+    if arguments.only_eagle1:
+        target = load_target(arguments.output / "target")
+    else:
+        tokenizer = build_tokenizer()
+        target = make_target(tokenizer.get_vocab_size(), arguments.target_steps)
+        drafts.append(Eagle3Draft())
+        train_draft(drafts[-1], target, arguments.draft_steps)
+    torch.manual_seed(0)  # the same head whether or not the others were trained before it
+    drafts.append(Eagle1Draft(target))
+    train_draft(drafts[-1], target, arguments.eagle1_steps)
+    check(target, drafts)
+    if not arguments.only_eagle1:
+        save_target(target, tokenizer, arguments.output / "target")
+    for draft in drafts:
+        save_draft(draft, target.config.vocab_size, arguments.output / draft.name)
 
 
 if __name__ == "__main__":
