@@ -24,15 +24,19 @@ REQUEST_TIMEOUT_S = 300.0
 LAUNCH_SERVER = (sys.executable, "-m", "sglang.launch_server")
 SGLANG_SERVE = (str(Path(sys.executable).with_name("sglang")), "serve")
 IDLE_TIMEOUT_S = 20.0
+LOG_NAME = "server.log"
 
 
 class Server:
     """A running server; create it with `Server.start`, end it with `stop`."""
 
-    def __init__(self, url: str, process: ProcessTree, log_file: Path) -> None:
+    def __init__(
+        self, url: str, process: ProcessTree, folder: tempfile.TemporaryDirectory[str]
+    ) -> None:
+        """folder: holds the log that `process` writes; removed by `stop`."""
         self.url = url
         self._process = process
-        self._log_file = log_file
+        self._folder = folder
         self.client = httpx.Client(base_url=url, timeout=REQUEST_TIMEOUT_S)
 
     @classmethod
@@ -50,11 +54,12 @@ class Server:
         """
         port = engine.free_port()
         url = f"http://127.0.0.1:{port}"
-        log_file = Path(tempfile.mkdtemp(prefix="spec-ext-test-")) / "server.log"
+        folder = tempfile.TemporaryDirectory(prefix="spec-ext-test-")
         command = [*program, *engine.command_line(topk, port=port, **flags)[len(LAUNCH_SERVER) :]]
+        log_file = Path(folder.name, LOG_NAME)
         process = ProcessTree(command, log_file, server_environment(env or {}))
         process.__enter__()
-        server = cls(url, process, log_file)
+        server = cls(url, process, folder)
         try:
             server._wait_until_ready()
         except BaseException:
@@ -102,13 +107,14 @@ class Server:
         self.client.post("/flush_cache").raise_for_status()
 
     def log(self) -> str:
-        """Everything that the server's processes have written so far."""
-        return self._log_file.read_text(errors="replace")
+        """Everything that the server's processes have written so far; gone once it is stopped."""
+        return Path(self._folder.name, LOG_NAME).read_text(errors="replace")
 
     def stop(self) -> None:
-        """End all its processes; a second call does nothing."""
+        """End all its processes and remove its log; a second call does nothing."""
         self.client.close()
         self._process.stop()
+        self._folder.cleanup()
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + BOOT_TIMEOUT_S
