@@ -40,6 +40,8 @@ class Configuration:
     flags: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     program: Sequence[str] = LAUNCH_SERVER
+    warmth: str = "KV-only writes"
+    """What the log says keeps the draft warm."""
 
     def __str__(self) -> str:
         return self.name
@@ -75,6 +77,13 @@ CONFIGURATIONS = [
             "speculative_algorithm": "STANDALONE",
             "speculative_draft_model_path": str(engine.TARGET),
         },
+        warmth="SGLang's draft extend on every step (a STANDALONE draft is a whole language model)",
+    ),
+    Configuration(
+        "EAGLE-1, topk 4",
+        4,
+        engine.EAGLE1,
+        warmth="SGLang's draft extend on every step (LlamaForCausalLMEagle is not one of ",
     ),
 ]
 
@@ -122,6 +131,7 @@ def test_crossing(server: Server, configuration: Configuration) -> None:
         assert sum(a["meta_info"]["num_retractions"] for a in crossing.answers) >= 3
     active = [line for line in server.log().splitlines() if "spec-ext active" in line]
     assert len(active) == 1 and f"N={THRESHOLD}," in active[0]
+    assert f"draft kept warm by {configuration.warmth}" in active[0]
 
 
 GRAMMAR = r"( (red|two|March)){8}!"
