@@ -156,7 +156,7 @@ def _launcher_hooks() -> dict[TouchPoint, hooks.Hook]:
         "admission_cap": _admission_cap,
         "request_spec_metrics": observe.request_spec_metrics,
     }
-    return {point: functions[point.name] for point in LAUNCHER}
+    return {point: functions[point.name] for point in contracts.in_use(LAUNCHER)}
 
 
 def _bind_launcher() -> None:
@@ -251,7 +251,7 @@ def _scheduler_hooks() -> dict[TouchPoint, hooks.Hook]:
         "graph_sizes": _graph_sizes,
         **_metrics_hooks,
     }
-    return {point: functions[point.name] for point in SCHEDULER}
+    return {point: functions[point.name] for point in contracts.in_use(SCHEDULER)}
 
 
 def _bind_scheduler(settings: Settings) -> None:

@@ -2,7 +2,8 @@
 
 Each touch point is a name in SGLang that we hook, call or read, with the parameters that we rely
 on. Where releases differ, one name has several places; the first that holds in the installed
-sources is the one in use, so no other module needs to know a release number.
+sources is the one in use, so no other module needs to know a release number. Places of one
+qualname are used alike; where the use differs too, the qualname tells `sglang_api` which it is.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Kind = Literal["function", "method", "staticmethod", "classmethod", "attribute",
 
 # Releases on which the whole test suite has run. Others run when every contract holds.
 TESTED_RELEASES = ("0.5.23",)
-OLDEST_RELEASE, NEWEST_RELEASE = "0.5.17", "0.5.23"
+OLDEST_RELEASE, NEWEST_RELEASE = "0.5.13.post1", "0.5.23"
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,9 @@ class TouchPoint:
         parameters: names that its signature must begin with, after self or cls; where we are the
             caller, parameters beyond these must have defaults. None: any signature will do.
         process: where we use it.
-        hooked: True where we wrap it, False where we only call or read it.
         why: what for.
+        hooked: True where we wrap it, False where we only call or read it.
+        keywords: further parameters that it must have, wherever in the signature they are.
     """
 
     name: str
@@ -45,6 +47,7 @@ class TouchPoint:
     process: Literal["launcher", "scheduler"]
     why: str
     hooked: bool = True
+    keywords: tuple[str, ...] = ()
 
     @property
     def target(self) -> str:
@@ -129,7 +132,18 @@ SCHEDULER = (
         "get_batch_sizes_to_capture", "function", ("model_runner",),
         "scheduler", "captures verify and draft graphs only for batch sizes that can speculate",
     ),
+    TouchPoint(
+        "graph_sizes", "sglang.srt.model_executor.cuda_graph_runner",
+        "get_batch_sizes_to_capture", "function", ("model_runner",),
+        "scheduler", "captures verify and draft graphs only for batch sizes that can speculate",
+    ),
 )  # fmt: skip
+
+_FLAG_DECIDES = (
+    "hidden states out of the plain decode graphs: all or none, by the flag of the server and, at "
+    "replay, by the batch"
+)
+_OWN_LOGITS = "the logits buffer of the plain decode graphs: every graph runner makes its own"
 
 # Called or read, never wrapped.
 CALLED = (
@@ -159,6 +173,17 @@ CALLED = (
         "scheduler", "the target's plain decode, sampling included", hooked=False,
     ),
     TouchPoint(
+        "hidden_mode_of_forward", "sglang.srt.managers.tp_worker",
+        "TpModelWorker.forward_batch_generation", "method", ("batch",),
+        "scheduler", "hidden states out of the target's plain decode", hooked=False,
+        keywords=("capture_hidden_mode",),
+    ),
+    TouchPoint(
+        "hidden_mode_of_forward", "sglang.srt.managers.schedule_batch",
+        "ScheduleBatch.capture_hidden_mode", "attribute", None,
+        "scheduler", "hidden states out of the target's plain decode", hooked=False,
+    ),
+    TouchPoint(
         "draft_kv_projection", "sglang.srt.models.llama", "LlamaAttention.forward_prepare_native",
         "method", ("positions", "hidden_states"),
         "scheduler", "K and V of the draft layer, RoPE included", hooked=False,
@@ -166,6 +191,12 @@ CALLED = (
     TouchPoint(
         "kv_write_location", "sglang.srt.mem_cache.memory_pool", "KVWriteLoc", "class", None,
         "scheduler", "where the KV-only write stores", hooked=False,
+    ),
+    TouchPoint(
+        "kv_write_location", "sglang.srt.mem_cache.memory_pool", "MHATokenToKVPool.set_kv_buffer",
+        "method", ("layer", "loc", "cache_k", "cache_v", "k_scale", "v_scale"),
+        "scheduler", "where the KV-only write stores: a pool that takes the slots themselves",
+        hooked=False,
     ),
     TouchPoint(
         "mha_pool", "sglang.srt.mem_cache.memory_pool", "MHATokenToKVPool", "class", None,
@@ -179,7 +210,13 @@ CALLED = (
     TouchPoint(
         "recurrent_hidden_spec", "sglang.srt.speculative.eagle_utils",
         "get_draft_recurrent_hidden_state_spec", "function", ("model_runner",),
-        "scheduler", "shape of the hidden state in a draft input", hooked=False,
+        "scheduler", "shape and dtype of the hidden state in a draft input", hooked=False,
+    ),
+    TouchPoint(
+        "recurrent_hidden_spec", "sglang.srt.speculative.eagle_info",
+        "EagleDraftInput.hidden_size_for", "classmethod", ("worker",),
+        "scheduler", "shape of the hidden state in a draft input; its dtype is beside it",
+        hooked=False,
     ),
     TouchPoint(
         "draft_input", "sglang.srt.speculative.eagle_info", "EagleDraftInput", "class", None,
@@ -208,14 +245,39 @@ CALLED = (
         "scheduler", "hidden states out of the plain decode graphs", hooked=False,
     ),
     TouchPoint(
+        "hidden_states_mode", "sglang.srt.model_executor.runner.decode_cuda_graph_runner",
+        "DecodeCudaGraphRunner.recapture_if_needed", "method", ("forward_batch",),
+        "scheduler", _FLAG_DECIDES, hooked=False,
+    ),
+    TouchPoint(
+        "hidden_states_mode", "sglang.srt.model_executor.cuda_graph_runner",
+        "CudaGraphRunner.recapture_if_needed", "method", ("forward_batch",),
+        "scheduler", _FLAG_DECIDES, hooked=False,
+    ),
+    TouchPoint(
         "decode_graph_runner", "sglang.srt.model_executor.runner.decode_cuda_graph_runner",
         "DecodeCudaGraphRunner", "class", None,
+        "scheduler", "the plain decode graphs", hooked=False,
+    ),
+    TouchPoint(
+        "decode_graph_runner", "sglang.srt.model_executor.cuda_graph_runner", "CudaGraphRunner",
+        "class", None,
         "scheduler", "the plain decode graphs", hooked=False,
     ),
     TouchPoint(
         "graph_output", "sglang.srt.model_executor.graph_shared_output",
         "GraphSharedOutput.create_for_model_runner", "classmethod", ("model_runner",),
         "scheduler", "the logits buffer of the plain decode graphs", hooked=False,
+    ),
+    TouchPoint(
+        "graph_output", "sglang.srt.model_executor.runner_utils.buffers",
+        "DecodeInputBuffers.create", "classmethod", None,
+        "scheduler", _OWN_LOGITS, hooked=False, keywords=("vocab_size",),
+    ),
+    TouchPoint(
+        "graph_output", "sglang.srt.model_executor.cuda_graph_runner", "_allocate_decode_buffers",
+        "function", None,
+        "scheduler", _OWN_LOGITS, hooked=False, keywords=("vocab_size",),
     ),
     TouchPoint(
         "graph_capture", "sglang.srt.distributed.parallel_state", "graph_capture", "function", (),
@@ -260,6 +322,17 @@ def holding(name: str, site: Path | None = None) -> TouchPoint | None:
     return next((p for p in TOUCH_POINTS if p.name == name and not gap(p, site)), None)
 
 
+def in_use(points: tuple[TouchPoint, ...], site: Path | None = None) -> tuple[TouchPoint, ...]:
+    """One place per name among ``points``: the one that holds, else the first of them.
+
+    So a name that has no place stays in the answer, and whoever binds it finds it missing.
+    """
+    first = {point.name: point for point in reversed(points)}
+    return tuple(
+        holding(name, site) or first[name] for name in dict.fromkeys(p.name for p in points)
+    )
+
+
 def gap(point: TouchPoint, site: Path) -> str | None:
     """What is wrong with one touch point in the sources under ``site``, None if nothing."""
     path = site.joinpath(*point.module.split("."))
@@ -272,9 +345,12 @@ def gap(point: TouchPoint, site: Path) -> str | None:
     kind, parameters = found
     if kind != point.kind:
         return f"{point.target}: expected a {point.kind}, found a {kind}"
+    names = [name for name, _ in parameters]
+    for keyword in point.keywords:
+        if keyword not in names:
+            return f"{point.target}: no parameter {keyword}, found ({', '.join(names)})"
     if point.parameters is None:
         return None
-    names = [name for name, _ in parameters]
     wanted = list(point.parameters)
     required_beyond = [name for name, required in parameters[len(wanted) :] if required]
     if names[: len(wanted)] != wanted or (required_beyond and not point.hooked):

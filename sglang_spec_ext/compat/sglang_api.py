@@ -6,6 +6,7 @@ Imported only where SGLang's serving code is: it needs torch.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
@@ -25,10 +26,28 @@ def resolve(name: str) -> Any:
     Raises:
         LookupError: no place of that name holds; the contract check should have caught it.
     """
+    point = _place(name)
+    return pkgutil.resolve_name(f"{point.module}:{point.qualname}")
+
+
+@cache
+def _place(name: str) -> contracts.TouchPoint:
     point = contracts.holding(name)
     if point is None:
         raise LookupError(f"no place of touch point {name!r} holds in the installed SGLang")
-    return pkgutil.resolve_name(f"{point.module}:{point.qualname}")
+    return point
+
+
+def target_forward(target_worker: Any, batch: Any, hidden_mode: Any) -> Any:
+    """The target's forward and sampling of ``batch``; its hidden states by ``hidden_mode``.
+
+    Args:
+        batch: consumed: a release that has the mode on the batch takes it off again.
+    """
+    if _place("hidden_mode_of_forward").qualname == "ScheduleBatch.capture_hidden_mode":
+        batch.capture_hidden_mode = hidden_mode
+        return target_worker.forward_batch_generation(batch)
+    return target_worker.forward_batch_generation(batch, capture_hidden_mode=hidden_mode)
 
 
 def reserved_slots(
@@ -93,7 +112,9 @@ def write_kv(
         slots: [tokens] int64.
         k, v: [tokens, kv heads, head dim].
     """
-    location = resolve("kv_write_location")(slots, None)
+    location: Any = slots
+    if _place("kv_write_location").qualname == "KVWriteLoc":
+        location = resolve("kv_write_location")(slots, None)
     if attention.k_scale is None:
         pool.set_kv_buffer(attention, location, k, v)
     else:
@@ -112,6 +133,9 @@ def keeps_recurrent_state(req_to_token_pool: Any) -> bool:
 
 def recurrent_hidden(draft_worker: Any) -> tuple[int | None, torch.dtype]:
     """Width and dtype of the hidden state that the draft hands from step to step."""
+    if _place("recurrent_hidden_spec").qualname == "EagleDraftInput.hidden_size_for":
+        draft_input = resolve("draft_input")
+        return draft_input.hidden_size_for(draft_worker), draft_input.dtype_for(draft_worker)
     width, dtype = resolve("recurrent_hidden_spec")(draft_worker.draft_runner)
     return width, dtype
 
@@ -138,8 +162,24 @@ def decide(server_args: Any, **fields: Any) -> None:
 
 def decode_graph_runner(target_runner: Any) -> Any | None:
     """The target's CUDA graph runner for decode and verify, None where it runs eager."""
-    runner = getattr(target_runner, "decode_cuda_graph_runner", None)
+    runner = getattr(target_runner, _graph_runner_attribute(), None)
     return runner if hasattr(runner, "capture_bs") and target_runner.device == "cuda" else None
+
+
+def _graph_runner_attribute() -> str:
+    modern = _place("decode_graph_runner").qualname == "DecodeCudaGraphRunner"
+    return "decode_cuda_graph_runner" if modern else "graph_runner"
+
+
+@contextmanager
+def decoding_on(target_runner: Any, backend: Any, graph_runner: Any) -> Iterator[None]:
+    """Let the target's decodes run on another attention backend and its graphs."""
+    attribute = _graph_runner_attribute()
+    with (
+        _set(target_runner, "attn_backend", backend),
+        _set(target_runner, attribute, graph_runner),
+    ):
+        yield
 
 
 def capture_plain_decode(target_runner: Any, hidden_mode: Any) -> tuple[Any, Any]:
@@ -148,35 +188,57 @@ def capture_plain_decode(target_runner: Any, hidden_mode: Any) -> tuple[Any, Any
     Returns:
         The new attention backend and the graph runner captured on it.
     """
-    from sglang.srt.model_executor.runner import base_runner
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    runner_class = type(target_runner.decode_cuda_graph_runner)
-    kept_workspace = target_runner.init_new_workspace
-    kept = target_runner.spec_algorithm, target_runner.attn_backend
-    kept_output = target_runner.graph_shared_output
-    kept_mode = base_runner.get_server_return_hidden_states_mode
-    try:
+    runner_class: Any = type(decode_graph_runner(target_runner))
+    with ExitStack() as stack:
+        workspace = target_runner.init_new_workspace
+        stack.enter_context(_set(target_runner, "init_new_workspace", workspace))
         backend = target_runner._get_attention_backend(init_new_workspace=True)
         # the runner decides by these whether it captures DECODE or TARGET_VERIFY, on what
         # backend, and whether hidden states come out
-        target_runner.spec_algorithm = SpeculativeAlgorithm.NONE
-        target_runner.attn_backend = backend
-        base_runner.get_server_return_hidden_states_mode = lambda *_: hidden_mode
-        # sized for the batch sizes of a plain server; the verify graphs may need fewer rows
-        target_runner.graph_shared_output = type(kept_output).create_for_model_runner(target_runner)
+        stack.enter_context(_set(target_runner, "spec_algorithm", SpeculativeAlgorithm.NONE))
+        stack.enter_context(_set(target_runner, "attn_backend", backend))
+        stack.enter_context(_graphs_return(target_runner, hidden_mode))
+        if hasattr(target_runner, "graph_shared_output"):
+            # sized for the batch sizes of a plain server; the verify graphs may need fewer rows
+            plain = resolve("graph_output")(target_runner)
+            stack.enter_context(_set(target_runner, "graph_shared_output", plain))
         runner = runner_class(
             target_runner,
             attn_backend=backend,
             speculative_num_steps=0,
             speculative_num_draft_tokens=1,
         )
-    finally:
-        base_runner.get_server_return_hidden_states_mode = kept_mode
-        target_runner.spec_algorithm, target_runner.attn_backend = kept
-        target_runner.graph_shared_output = kept_output
-        target_runner.init_new_workspace = kept_workspace
     return backend, runner
+
+
+@contextmanager
+def _graphs_return(target_runner: Any, hidden_mode: Any) -> Iterator[None]:
+    """What a graph runner that is made meanwhile returns of the hidden states."""
+    if _place("hidden_states_mode").qualname == "get_server_return_hidden_states_mode":
+        from sglang.srt.model_executor.runner import base_runner
+
+        with _set(base_runner, "get_server_return_hidden_states_mode", lambda *_: hidden_mode):
+            yield
+        return
+    # a flag of the server decides between all of them and none
+    arguments = copy.copy(target_runner.server_args)
+    if hidden_mode.is_full():
+        object.__setattr__(arguments, "enable_return_hidden_states", True)  # sealed, but ours
+    with _set(target_runner, "server_args", arguments):
+        yield
+
+
+@contextmanager
+def _set(target: Any, name: str, value: Any) -> Iterator[None]:
+    """Another value of one attribute for a while."""
+    kept = getattr(target, name)
+    setattr(target, name, value)
+    try:
+        yield
+    finally:
+        setattr(target, name, kept)
 
 
 def graph_capture() -> Any:

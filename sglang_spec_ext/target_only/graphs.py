@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -68,16 +67,9 @@ class TargetGraphs:
             f"{(free - torch.cuda.mem_get_info()[0]) / 2**30:.2f} GB"
         )
 
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
+    def in_place(self) -> AbstractContextManager[None]:
         """Let the target's forwards run on these graphs instead of the verify graphs."""
-        runner = self._target_runner
-        kept = runner.attn_backend, runner.decode_cuda_graph_runner
-        runner.attn_backend, runner.decode_cuda_graph_runner = self._backend, self._runner
-        try:
-            yield
-        finally:
-            runner.attn_backend, runner.decode_cuda_graph_runner = kept
+        return sglang_api.decoding_on(self._target_runner, self._backend, self._runner)
 
 
 class DraftKVGraphs:

@@ -121,8 +121,8 @@ class TargetOnlyStep:
         step.spec_info = None
         step.forward_mode = type(batch.forward_mode).DECODE
         with self._target_graphs.in_place() if self._target_graphs else nullcontext():
-            result = self.worker.target_worker.forward_batch_generation(
-                step, capture_hidden_mode=self._stubs.target_capture
+            result = sglang_api.target_forward(
+                self.worker.target_worker, step, self._stubs.target_capture
             )
         result.new_seq_lens = step.seq_lens
         if on_publish is not None:

@@ -22,8 +22,20 @@ from sglang_spec_ext.compat.contracts import TOUCH_POINTS, TouchPoint
 ROOT = Path(__file__).resolve().parents[2]
 
 # Every release from OLDEST_RELEASE to NEWEST_RELEASE; on a new one, move NEWEST_RELEASE and add it.
-RELEASES = ("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23")
-TOO_OLD = ("0.5.12.post1", "0.5.9")
+RELEASES = (
+    "0.5.13.post1",
+    "0.5.14",
+    "0.5.15",
+    "0.5.16",
+    "0.5.17",
+    "0.5.18",
+    "0.5.19",
+    "0.5.20",
+    "0.5.21",
+    "0.5.22",
+    "0.5.23",
+)
+TOO_OLD = ("0.5.12.post1", "0.5.11", "0.5.9")
 
 
 def load_generator() -> ModuleType:
@@ -128,6 +140,36 @@ def test_everything_holds_in_every_release_that_we_claim(
     assert contracts.check(sources(release)) == []
 
 
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_release_has_one_place_of_each_name(
+    release: str, sources: Callable[[str], Path]
+) -> None:
+    """Else a place that a newer release moves away would fall back on one of another use."""
+    for name in {point.name for point in TOUCH_POINTS}:
+        held = [p.target for p in places(name) if contracts.gap(p, sources(release)) is None]
+        assert len(held) == 1, (name, held)
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("graph_sizes", "0.5.14"),
+        ("decode_graph_runner", "0.5.14"),
+        ("kv_write_location", "0.5.14"),
+        ("recurrent_hidden_spec", "0.5.15"),
+        ("graph_output", "0.5.15"),
+        ("hidden_mode_of_forward", "0.5.16"),
+        ("hidden_states_mode", "0.5.17"),
+    ],
+)
+def test_where_a_place_is_the_one_of_today(
+    name: str, first: str, sources: Callable[[str], Path]
+) -> None:
+    today = places(name)[0]
+    held = {r for r in RELEASES if contracts.holding(name, sources(r)) == today}
+    assert held == set(RELEASES[RELEASES.index(first) :])
+
+
 @pytest.mark.parametrize("release", TOO_OLD)
 def test_too_old_a_release_is_told_what_it_lacks(
     release: str, sources: Callable[[str], Path]
@@ -143,8 +185,8 @@ def test_too_old_a_release_is_told_what_it_lacks(
         "sglang.srt.managers.scheduler_components.metrics_reporter"
     ) in text
     assert (
-        "sglang.srt.model_executor.forward_batch_info.get_server_return_hidden_states_mode: not "
-        "found in sglang.srt.model_executor.forward_batch_info"
+        "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation: expected parameters "
+        "(batch), found (model_worker_batch"
     ) in text
     for problem in problems:
         assert any(problem.startswith(f"{point.target}: ") for point in TOUCH_POINTS)
@@ -161,8 +203,11 @@ def places(name: str) -> list[TouchPoint]:
 def test_a_renamed_touch_point_is_named(name: str, copied: Path) -> None:
     (held,) = [p for p in places(name) if contracts.gap(p, copied) is None]
     edit(held, copied, rename)
-    (problem,) = contracts.check(copied)
-    assert f"{held.target}: not found in {held.module}" in problem
+    problems = contracts.check(copied)
+    # a function may be a touch point twice, for two things that we rely on
+    assert len(problems) == sum(point.target == held.target for point in TOUCH_POINTS)
+    for problem in problems:
+        assert f"{held.target}: not found in {held.module}" in problem
 
 
 @pytest.mark.parametrize(
@@ -183,8 +228,27 @@ def test_a_removed_parameter_is_named(point: TouchPoint, copied: Path) -> None:
         node.args.defaults = node.args.defaults[-len(kept) :] if kept else []
 
     edit(point, copied, remove)
+    problems = contracts.check(copied)
+    assert len(problems) == sum(p.target == point.target for p in TOUCH_POINTS)
+    for problem in problems:
+        expected = f"{point.target}: expected parameters ({', '.join(point.parameters)}), found"
+        assert expected in problem
+
+
+@pytest.mark.parametrize("point", [p for p in TOUCH_POINTS if p.keywords], ids=lambda p: p.target)
+def test_a_removed_keyword_is_named(point: TouchPoint, copied: Path) -> None:
+    if contracts.gap(point, copied) is not None:
+        pytest.skip("not the place of this release")
+    (gone,) = point.keywords
+
+    def rename_keyword(node: Any) -> None:
+        for argument in node.args.args + node.args.kwonlyargs:
+            if argument.arg == gone:
+                argument.arg = "moved_away"
+
+    edit(point, copied, rename_keyword)
     (problem,) = contracts.check(copied)
-    assert f"{point.target}: expected parameters ({', '.join(point.parameters)}), found" in problem
+    assert f"{point.target}: no parameter {gone}, found (" in problem
 
 
 def test_a_changed_kind_is_named(copied: Path) -> None:
@@ -200,7 +264,7 @@ def test_a_changed_kind_is_named(copied: Path) -> None:
 
 
 def test_a_removed_module_is_named(copied: Path) -> None:
-    (point,) = places("graph_output")
+    (point,) = places("draft_input")
     file_of(point, copied).unlink()
     (problem,) = contracts.check(copied)
     assert problem == f"{point.target}: there is no module {point.module}"
@@ -353,9 +417,21 @@ def test_every_touch_point_says_what_for(this: TouchPoint) -> None:
 
 
 def test_names_are_of_one_use() -> None:
-    # alternatives of one name must be interchangeable for whoever asks for the name
     for name in {p.name for p in TOUCH_POINTS}:
-        assert len({(p.kind, p.parameters, p.process, p.hooked) for p in places(name)}) == 1, name
+        assert len({(p.process, p.hooked) for p in places(name)}) == 1, name
+    # places that `sglang_api` cannot tell apart are interchangeable for it
+    for name, qualname in {(p.name, p.qualname) for p in TOUCH_POINTS}:
+        alike = [p for p in places(name) if p.qualname == qualname]
+        assert len({(p.kind, p.parameters, p.keywords) for p in alike}) == 1, (name, qualname)
+
+
+def test_in_use_is_one_place_per_name(tmp_path: Path) -> None:
+    nowhere = point("pkg.nowhere", "f", ("a",), name="none")
+    site = made(tmp_path, old="def f(a): ...\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contracts, "TOUCH_POINTS", (NEW_PLACE, OLD_PLACE, nowhere))
+        # who binds what has no place finds it missing
+        assert contracts.in_use(contracts.TOUCH_POINTS, site) == (OLD_PLACE, nowhere)
 
 
 def test_the_check_imports_nothing_of_sglang(sources: Callable[[str], Path]) -> None:

@@ -1,0 +1,247 @@
+"""Calls whose form differs between releases: each form, by the place that the release has."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from pytest_mock import MockerFixture
+
+pytest.importorskip("torch", reason="torch is not installed: the module needs it")
+
+from sglang_spec_ext.compat import contracts, sglang_api
+from sglang_spec_ext.compat.contracts import TOUCH_POINTS
+
+Has = Callable[..., None]
+
+
+def qualnames(name: str) -> list[str]:
+    return list(dict.fromkeys(p.qualname for p in TOUCH_POINTS if p.name == name))
+
+
+@pytest.fixture
+def has(monkeypatch: pytest.MonkeyPatch) -> Has:
+    """`has(name, qualname, value)`: the release has that place, and this is what is there."""
+    values: dict[str, Any] = {}
+    held: dict[str, contracts.TouchPoint] = {}
+
+    def put(name: str, qualname: str, value: Any = None) -> None:
+        held[name] = next(p for p in TOUCH_POINTS if (p.name, p.qualname) == (name, qualname))
+        values[name] = value
+
+    monkeypatch.setattr(sglang_api, "_place", held.__getitem__)
+    monkeypatch.setattr(sglang_api, "resolve", values.__getitem__)
+    return put
+
+
+# ---------------------------------------------------------------------------- the target's forward
+
+
+def test_hidden_mode_as_an_argument(has: Has, mocker: MockerFixture) -> None:
+    has("hidden_mode_of_forward", "TpModelWorker.forward_batch_generation")
+    worker, batch = mocker.Mock(), SimpleNamespace()
+    result = sglang_api.target_forward(worker, batch, "full")
+    assert result is worker.forward_batch_generation.return_value
+    worker.forward_batch_generation.assert_called_once_with(batch, capture_hidden_mode="full")
+    assert vars(batch) == {}
+
+
+def test_hidden_mode_on_the_batch(has: Has, mocker: MockerFixture) -> None:
+    has("hidden_mode_of_forward", "ScheduleBatch.capture_hidden_mode")
+    worker, batch = mocker.Mock(), SimpleNamespace(capture_hidden_mode=None)
+    result = sglang_api.target_forward(worker, batch, "full")
+    assert result is worker.forward_batch_generation.return_value
+    worker.forward_batch_generation.assert_called_once_with(batch)
+    assert batch.capture_hidden_mode == "full"
+
+
+# ---------------------------------------------------------------------------- KV and draft input
+
+
+@pytest.mark.parametrize("scale", [None, 2.0])
+@pytest.mark.parametrize("qualname", qualnames("kv_write_location"))
+def test_kv_slots_in_the_form_that_the_pool_takes(
+    has: Has, mocker: MockerFixture, qualname: str, scale: float | None
+) -> None:
+    has("kv_write_location", qualname, lambda slots, swa: (slots, swa))
+    pool, attention = mocker.Mock(), SimpleNamespace(k_scale=scale, v_scale=scale)
+    sglang_api.write_kv(pool, attention, "slots", "k", "v")
+    given = ("slots", None) if qualname == "KVWriteLoc" else "slots"
+    scales = () if scale is None else (scale, scale)
+    pool.set_kv_buffer.assert_called_once_with(attention, given, "k", "v", *scales)
+
+
+def test_recurrent_hidden_of_a_draft_runner(has: Has) -> None:
+    has("recurrent_hidden_spec", "get_draft_recurrent_hidden_state_spec", lambda runner: runner)
+    assert sglang_api.recurrent_hidden(SimpleNamespace(draft_runner=(8, "bf16"))) == (8, "bf16")
+
+
+def test_recurrent_hidden_of_a_draft_worker(has: Has) -> None:
+    class DraftInput:
+        hidden_size_for = staticmethod(lambda worker: worker.width)
+        dtype_for = staticmethod(lambda worker: worker.dtype)
+
+    has("recurrent_hidden_spec", "EagleDraftInput.hidden_size_for")
+    has("draft_input", "EagleDraftInput", DraftInput)
+    worker = SimpleNamespace(width=8, dtype="bf16")
+    assert sglang_api.recurrent_hidden(worker) == (8, "bf16")
+
+
+# ---------------------------------------------------------------------------- graphs
+
+RUNNERS = {"DecodeCudaGraphRunner": "decode_cuda_graph_runner", "CudaGraphRunner": "graph_runner"}
+FULL = SimpleNamespace(is_full=lambda: True)
+NULL = SimpleNamespace(is_full=lambda: False)
+
+
+class GraphRunner:
+    """SGLang's, the part of its constructor that reads what we swap."""
+
+    capture_bs = (1, 2)
+
+    def __init__(self, model_runner: Any, **options: Any) -> None:
+        base = sys.modules["sglang.srt.model_executor.runner.base_runner"]
+        self.options = options
+        self.saw = SimpleNamespace(
+            algorithm=model_runner.spec_algorithm,
+            backend=model_runner.attn_backend,
+            output=getattr(model_runner, "graph_shared_output", None),
+            flag=model_runner.server_args.enable_return_hidden_states,
+            mode=base.get_server_return_hidden_states_mode(model_runner.server_args),
+        )
+        if model_runner.fails:
+            raise MemoryError
+
+
+class Sealed:
+    """Server arguments that may not be assigned to."""
+
+    def __init__(self, flag: bool) -> None:
+        object.__setattr__(self, "enable_return_hidden_states", flag)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name} is sealed")
+
+
+class TargetRunner:
+    device = "cuda"
+    fails = False
+
+    def __init__(self, attribute: str, *, flag: bool = False, **fields: Any) -> None:
+        self.init_new_workspace = False
+        self.spec_algorithm = "EAGLE3"
+        self.attn_backend = "verify backend"
+        self.server_args = Sealed(flag)
+        verify = object.__new__(GraphRunner)
+        vars(self).update({attribute: verify, **fields})
+
+    def _get_attention_backend(self, init_new_workspace: bool) -> str:
+        self.init_new_workspace = init_new_workspace
+        return "plain backend"
+
+
+@pytest.fixture(autouse=True)
+def modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, names in {
+        "runner.base_runner": {"get_server_return_hidden_states_mode": lambda args: "server's"},
+        "runner": {},
+    }.items():
+        module = ModuleType(f"sglang.srt.model_executor.{name}")
+        vars(module).update(names)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    runner = sys.modules["sglang.srt.model_executor.runner"]
+    runner.base_runner = sys.modules["sglang.srt.model_executor.runner.base_runner"]  # type: ignore[attr-defined]
+    spec_info = ModuleType("sglang.srt.speculative.spec_info")
+    spec_info.SpeculativeAlgorithm = SimpleNamespace(NONE="none")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, spec_info.__name__, spec_info)
+
+
+@pytest.mark.parametrize(("qualname", "attribute"), RUNNERS.items())
+def test_decoding_on_other_graphs_and_back(has: Has, qualname: str, attribute: str) -> None:
+    has("decode_graph_runner", qualname)
+    runner = TargetRunner(attribute)
+    before = dict(vars(runner))
+    with pytest.raises(ZeroDivisionError), sglang_api.decoding_on(runner, "backend", "graphs"):
+        assert (runner.attn_backend, getattr(runner, attribute)) == ("backend", "graphs")
+        raise ZeroDivisionError
+    assert vars(runner) == before
+
+
+@pytest.mark.parametrize(("qualname", "attribute"), RUNNERS.items())
+def test_the_targets_graph_runner(has: Has, qualname: str, attribute: str) -> None:
+    has("decode_graph_runner", qualname)
+    runner = TargetRunner(attribute)
+    assert sglang_api.decode_graph_runner(runner) is getattr(runner, attribute)
+    setattr(runner, attribute, None)
+    assert sglang_api.decode_graph_runner(runner) is None
+    eager = TargetRunner(attribute)
+    eager.device = "cpu"
+    assert sglang_api.decode_graph_runner(eager) is None
+
+
+def today(has: Has) -> TargetRunner:
+    has("decode_graph_runner", "DecodeCudaGraphRunner")
+    has("hidden_states_mode", "get_server_return_hidden_states_mode")
+    plain = lambda runner: f"rows of {runner.spec_algorithm}"  # noqa: E731
+    has("graph_output", "GraphSharedOutput.create_for_model_runner", plain)
+    return TargetRunner("decode_cuda_graph_runner", graph_shared_output="rows of verify")
+
+
+def oldest(has: Has, *, flag: bool = False) -> TargetRunner:
+    has("decode_graph_runner", "CudaGraphRunner")
+    has("hidden_states_mode", "CudaGraphRunner.recapture_if_needed")
+    has("graph_output", "_allocate_decode_buffers")
+    return TargetRunner("graph_runner", flag=flag)
+
+
+@pytest.mark.parametrize("release", [today, oldest])
+def test_the_target_reads_as_plain_while_its_graphs_are_captured(
+    has: Has, release: Callable[[Has], TargetRunner]
+) -> None:
+    target = release(has)
+    before = dict(vars(target))
+    backend, graphs = sglang_api.capture_plain_decode(target, FULL)
+    assert backend == graphs.saw.backend == "plain backend"
+    assert graphs.saw.algorithm == "none"
+    assert graphs.options == {
+        "attn_backend": "plain backend",
+        "speculative_num_steps": 0,
+        "speculative_num_draft_tokens": 1,
+    }
+    assert vars(target) == before
+
+
+@pytest.mark.parametrize("release", [today, oldest])
+def test_a_capture_that_fails_leaves_no_trace(
+    has: Has, release: Callable[[Has], TargetRunner]
+) -> None:
+    target = release(has)
+    target.fails = True
+    before = dict(vars(target))
+    with pytest.raises(MemoryError):
+        sglang_api.capture_plain_decode(target, FULL)
+    assert vars(target) == before
+    base = sys.modules["sglang.srt.model_executor.runner.base_runner"]
+    assert base.get_server_return_hidden_states_mode(None) == "server's"
+
+
+@pytest.mark.parametrize("mode", [FULL, NULL])
+def test_hidden_states_by_a_function_of_the_server(has: Has, mode: Any) -> None:
+    _, graphs = sglang_api.capture_plain_decode(today(has), mode)
+    assert graphs.saw.mode is mode
+    assert graphs.saw.flag is False
+    assert graphs.saw.output == "rows of none"
+
+
+@pytest.mark.parametrize(
+    ("flag", "mode", "seen"), [(False, FULL, True), (False, NULL, False), (True, NULL, True)]
+)
+def test_hidden_states_by_a_flag_of_the_server(has: Has, flag: bool, mode: Any, seen: bool) -> None:
+    target = oldest(has, flag=flag)
+    _, graphs = sglang_api.capture_plain_decode(target, mode)
+    assert graphs.saw.flag is seen
+    assert graphs.saw.mode == "server's"
+    assert target.server_args.enable_return_hidden_states is flag
