@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_spec_ext.args import THRESHOLD_FLAG, Settings
+from sglang_spec_ext.counts import Counts
 from sglang_spec_ext.policy import Mode, Switch
 
 logger = logging.getLogger("sglang_spec_ext")
@@ -21,19 +22,23 @@ def log_start(worker: Any, settings: Settings, own_extend_reason: str | None) ->
     """One line on rank 0: what is active, in numbers that the operator can compare."""
     n, m, k = settings.threshold, settings.resume_threshold, settings.min_steps
     cap = worker.target_worker.model_runner.max_running_requests
-    warmth = "KV-only writes"
-    if own_extend_reason is not None:
-        warmth = f"SGLang's draft extend on every step ({own_extend_reason})"
     log_on_first_rank(
         f"spec-ext active: N={n}, M={m}, K={k}, max_running_requests={cap}, "
         f"algorithm={worker.speculative_algorithm.name}, topk={worker.topk}, "
-        f"draft kept warm by {warmth}"
+        f"draft kept warm by {warmth(own_extend_reason)}"
     )
     if cap is not None and n >= cap:
         log_on_first_rank(
             f"spec-ext warning: {THRESHOLD_FLAG} {n} can never be exceeded, since at most {cap} "
             "requests run at once (--max-running-requests). Lower the threshold or raise the cap."
         )
+
+
+def warmth(own_extend_reason: str | None) -> str:
+    """How the draft is kept warm, in words."""
+    if own_extend_reason is None:
+        return "KV-only writes"
+    return f"SGLang's draft extend on every step ({own_extend_reason})"
 
 
 def log_switch(switch: Switch, settings: Settings) -> None:
@@ -67,9 +72,12 @@ class SpecMetrics:
 
     SGLang counts every decode step of a speculative server as a verify. The hooks here take the
     target-only ones out of the per-request counts, the server's counts and the decode report.
+
+    counts: where the tokens of each step go, in either mode; set once the worker is there.
     """
 
     def __init__(self) -> None:
+        self.counts: Counts | None = None
         self._skip_update = False
 
     def resolve_spec_tokens(
@@ -87,11 +95,20 @@ class SpecMetrics:
         return tokens
 
     def update_spec_metrics(
-        self, original: Callable[..., Any], reporter: Any, *args: Any, **kwargs: Any
+        self,
+        original: Callable[..., Any],
+        reporter: Any,
+        bs: int,
+        num_correct_drafts: int,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         """Around ``SchedulerMetricsReporter.update_spec_metrics``, right after the above."""
+        mode = Mode.TARGET_ONLY if self._skip_update else Mode.SPECULATING
+        if self.counts is not None:
+            self.counts.committed(mode, bs, bs + num_correct_drafts)
         if not self._skip_update:
-            original(reporter, *args, **kwargs)
+            original(reporter, bs, num_correct_drafts, *args, **kwargs)
 
     def report_decode_stats(
         self, original: Callable[..., Any], reporter: Any, *args: Any, **kwargs: Any

@@ -22,6 +22,7 @@ from sglang_spec_ext import args, observe, refusals
 from sglang_spec_ext.args import Settings, SettingsError
 from sglang_spec_ext.compat import contracts, hooks, releases
 from sglang_spec_ext.compat.contracts import ARGUMENT_SEAM, LAUNCHER, SCHEDULER, TouchPoint
+from sglang_spec_ext.runtime_state import STATE_KEY, RuntimeState
 
 logger = logging.getLogger("sglang_spec_ext")
 
@@ -249,6 +250,7 @@ def _scheduler_hooks() -> dict[TouchPoint, hooks.Hook]:
         "forward_batch_generation": _forward_batch_generation,
         "init_info": _init_info,
         "graph_sizes": _graph_sizes,
+        "get_internal_state": _get_internal_state,
         **_metrics_hooks,
     }
     return {point: functions[point.name] for point in contracts.in_use(SCHEDULER)}
@@ -293,10 +295,23 @@ def _graph_sizes(original: Callable[..., Any], model_runner: Any, *rest: Any, **
 
 
 def _init_info(original: Callable[..., Any], scheduler: Any) -> dict[str, Any]:
+    global _runtime_state
     info: dict[str, Any] = original(scheduler)
-    _step_of(scheduler.draft_worker)
+    step = _step_of(scheduler.draft_worker)
+    _metrics.counts = step.counts
+    _runtime_state = RuntimeState(step)
     info[observe.CONFIRMATION] = True
     return info
+
+
+_runtime_state: RuntimeState | None = None
+
+
+def _get_internal_state(original: Callable[..., Any], scheduler: Any, request: Any) -> Any:
+    answer = original(scheduler, request)
+    assert _runtime_state is not None
+    answer.internal_state[STATE_KEY] = _runtime_state.describe() | {"unbound": verify_bound()}
+    return answer
 
 
 # ------------------------------------------------------------------------ failing loudly

@@ -6,6 +6,7 @@ so every rank takes the same decision in the same step. Never read a clock or a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -38,12 +39,22 @@ class BatchThresholdPolicy:
     Leaving speculation is never delayed: above the threshold no draft runs, whatever happened
     before. Only the way back waits for ``min_steps`` decode steps, which bounds flapping to one
     round trip per ``min_steps`` steps.
+
+    ``settings`` may be replaced between two steps, on every rank between the same two.
+
+    Args:
+        on_step: told of each step: its mode, its running requests, and the switch if it is one.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        on_step: Callable[[Mode, int, Switch | None], None] | None = None,
+    ) -> None:
         self.settings = settings
         self.mode = Mode.SPECULATING
-        self._steps_in_mode = 0
+        self.steps_in_mode = 0
+        self._on_step = on_step
 
     def step(self, running: int) -> Switch | None:
         """Decide the mode of this decode step; returns the switch if the mode changes.
@@ -54,10 +65,12 @@ class BatchThresholdPolicy:
         switch = None
         wanted = self._wanted(running)
         if wanted is not self.mode:
-            switch = Switch(wanted, running, self._steps_in_mode)
+            switch = Switch(wanted, running, self.steps_in_mode)
             self.mode = wanted
-            self._steps_in_mode = 0
-        self._steps_in_mode += 1
+            self.steps_in_mode = 0
+        self.steps_in_mode += 1
+        if self._on_step is not None:
+            self._on_step(self.mode, running, switch)
         return switch
 
     def _wanted(self, running: int) -> Mode:
@@ -68,6 +81,6 @@ class BatchThresholdPolicy:
             return Mode.SPECULATING
         if running > self.settings.resume_threshold:
             return Mode.TARGET_ONLY
-        if self._steps_in_mode < self.settings.min_steps:
+        if self.steps_in_mode < self.settings.min_steps:
             return Mode.TARGET_ONLY
         return Mode.SPECULATING

@@ -137,6 +137,11 @@ SCHEDULER = (
         "get_batch_sizes_to_capture", "function", ("model_runner",),
         "scheduler", "captures verify and draft graphs only for batch sizes that can speculate",
     ),
+    TouchPoint(
+        "get_internal_state", "sglang.srt.managers.scheduler", "Scheduler.get_internal_state",
+        "method", ("recv_req",),
+        "scheduler", "shows our state in /server_info",
+    ),
 )  # fmt: skip
 
 _FLAG_DECIDES = (

@@ -19,6 +19,7 @@ from sglang_spec_ext.observe import log_on_first_rank
 from sglang_spec_ext.target_only.draft_kv import DraftKVWriter
 
 _announced: set[str] = set()
+_largest_captured: int | None = None
 
 
 def sizes_that_speculate(sizes: list[int], threshold: int) -> list[int]:
@@ -37,8 +38,11 @@ def prune_speculative_sizes(
     capture, compiled = original(model_runner, *args, **kwargs)
     if model_runner.spec_algorithm.is_none():
         return capture, compiled
+    global _largest_captured
     kept = sizes_that_speculate(capture, settings.threshold)
     kind = "draft" if model_runner.is_draft_worker else "verify"
+    if len(kept) < len(capture):
+        _largest_captured = kept[-1]
     if len(kept) < len(capture) and kind not in _announced:
         _announced.add(kind)  # SGLang asks several times, once per buffer that it sizes
         log_on_first_rank(
@@ -46,6 +50,11 @@ def prune_speculative_sizes(
             f"{kept[-1]}, since none above N={settings.threshold} can speculate"
         )
     return kept, [size for size in compiled if size in kept]
+
+
+def largest_threshold() -> int | None:
+    """The highest N for which all graphs are there; None where none were left out for N."""
+    return _largest_captured
 
 
 class TargetGraphs:

@@ -17,9 +17,10 @@ import torch
 from sglang_spec_ext import observe
 from sglang_spec_ext.args import THRESHOLD_FLAG, Settings, SettingsError
 from sglang_spec_ext.compat import sglang_api
+from sglang_spec_ext.counts import Counts
 from sglang_spec_ext.policy import BatchThresholdPolicy, Mode
 from sglang_spec_ext.target_only.draft_kv import DraftKVWriter
-from sglang_spec_ext.target_only.graphs import DraftKVGraphs, TargetGraphs
+from sglang_spec_ext.target_only.graphs import DraftKVGraphs, TargetGraphs, largest_threshold
 
 Forward = Callable[..., Any]
 
@@ -34,7 +35,8 @@ class TargetOnlyStep:
 
     def __init__(self, worker: Any, settings: Settings) -> None:
         self.worker = worker
-        self.policy = BatchThresholdPolicy(settings)
+        self.counts = Counts()
+        self.policy = BatchThresholdPolicy(settings, self.counts.step)
         self._draft: Any = worker.draft_worker
         if sglang_api.keeps_recurrent_state(self._draft.req_to_token_pool):
             raise SettingsError(
@@ -46,6 +48,7 @@ class TargetOnlyStep:
         reason = None if self._standalone else DraftKVWriter.why_not(self._draft.draft_runner)
         if self._standalone:
             reason = "a STANDALONE draft is a whole language model"
+        self.own_extend_reason = reason
         self._writer = None if reason else DraftKVWriter(self._draft.draft_runner)
         self._last_hidden: torch.Tensor | None = None
         if self._writer is not None:
@@ -58,6 +61,7 @@ class TargetOnlyStep:
         self._target_graphs: TargetGraphs | None = None
         self._write_graphs: DraftKVGraphs | None = None
         self._capture_graphs()
+        self.largest_threshold = largest_threshold()
         observe.log_start(worker, settings, reason)
 
     def _capture_graphs(self) -> None:
@@ -138,11 +142,13 @@ class TargetOnlyStep:
         hidden = result.logits_output.hidden_states
         if self._last_hidden is None:
             self._draft_extend(batch, start, result.next_token_ids, hidden, result.next_draft_input)
+            self.counts.warmed(size)
             return result
         self._last_hidden[batch.req_pool_indices] = hidden
         self._write_draft_kv(
             result.next_token_ids.to(torch.int64), batch.req_pool_indices, start, step.out_cache_loc
         )
+        self.counts.warmed(size)
         return result
 
     def _write_draft_kv(

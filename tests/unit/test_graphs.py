@@ -50,6 +50,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     logged: list[str] = []
     monkeypatch.setattr(graphs, "log_on_first_rank", logged.append)
     monkeypatch.setattr(graphs, "_announced", set())
+    monkeypatch.setattr(graphs, "_largest_captured", None)
     return logged
 
 
@@ -97,3 +98,14 @@ def test_each_kind_is_announced_once(mocker: MockerFixture, lines: list[str]) ->
 def test_nothing_is_announced_when_all_is_kept(mocker: MockerFixture, lines: list[str]) -> None:
     assert prune(runner(mocker, speculative=True), 24) == (SIZES, [1, 16])
     assert lines == []
+
+
+@pytest.mark.parametrize(
+    ("threshold", "largest"), [(0, 1), (3, 4), (4, 4), (23, None), (24, None), (99, None)]
+)
+def test_the_largest_threshold_is_what_was_kept_if_any_was_left_out(
+    mocker: MockerFixture, lines: list[str], threshold: int, largest: int | None
+) -> None:
+    prune(runner(mocker, speculative=True), threshold)
+    prune(runner(mocker, speculative=False), threshold)
+    assert graphs.largest_threshold() == largest

@@ -12,6 +12,7 @@ from pytest_mock import MockerFixture
 
 from sglang_spec_ext import observe
 from sglang_spec_ext.args import Settings
+from sglang_spec_ext.counts import Counts
 from sglang_spec_ext.policy import Mode, Switch
 
 
@@ -95,8 +96,18 @@ def test_the_server_counts_verifies_only(mocker: MockerFixture) -> None:
     metrics, original, batch = observe.SpecMetrics(), mocker.Mock(), SimpleNamespace(reqs=[])
     for target_only in (False, True, True, False):
         metrics.resolve_spec_tokens(resolve, None, result(target_only=target_only), batch)
-        metrics.update_spec_metrics(original, "reporter", 4, num_correct_drafts=2)
-    assert original.mock_calls == [mocker.call("reporter", 4, num_correct_drafts=2)] * 2
+        metrics.update_spec_metrics(original, "reporter", 4, num_correct_drafts=2, num_cap_tokens=0)
+    assert original.mock_calls == [mocker.call("reporter", 4, 2, num_cap_tokens=0)] * 2
+
+
+def test_the_tokens_of_each_step_go_to_its_mode(mocker: MockerFixture) -> None:
+    metrics, batch = observe.SpecMetrics(), SimpleNamespace(reqs=[])
+    metrics.counts = Counts()
+    for target_only, correct in ((False, 9), (True, 0), (False, 2)):
+        metrics.resolve_spec_tokens(resolve, None, result(target_only=target_only), batch)
+        metrics.update_spec_metrics(mocker.Mock(), "reporter", 4, correct)
+    assert metrics.counts.tokens == {Mode.SPECULATING: 4 + 9 + 4 + 2, Mode.TARGET_ONLY: 4}
+    assert metrics.counts.accept_length == (4 + 9 + 4 + 2) / 8
 
 
 def reporter(verifies: int) -> SimpleNamespace:

@@ -70,6 +70,8 @@ def bindings(monkeypatch: pytest.MonkeyPatch) -> Bindings:
     monkeypatch.setattr(plugin.contracts, "check", made.check)
     monkeypatch.setattr(plugin, "_started_from_command_line", False)
     monkeypatch.setattr(plugin, "_worker_settings", None)
+    monkeypatch.setattr(plugin, "_runtime_state", None)
+    monkeypatch.setattr(plugin._metrics, "counts", None)
     for name in (args.WORKER_ENV, *args.ENV_NAMES.values()):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delitem(sys.modules, plugin._SCHEDULER_MODULE, raising=False)
@@ -487,6 +489,20 @@ def test_the_scheduler_confirms_once_its_step_exists(mocker: MockerFixture) -> N
     info = plugin._init_info(lambda scheduler: {"max": 1}, SimpleNamespace(draft_worker="worker"))
     assert info == {"max": 1, observe.CONFIRMATION: True}
     step_of.assert_called_once_with("worker")
+
+
+def test_the_state_is_added_to_what_sglang_tells(mocker: MockerFixture) -> None:
+    step = mocker.patch.object(plugin, "_step_of").return_value
+    plugin._init_info(lambda scheduler: {}, SimpleNamespace(draft_worker="worker"))
+    mocker.patch.object(plugin.RuntimeState, "describe", return_value={"mode": "speculating"})
+    mocker.patch.object(plugin, "verify_bound", return_value=["a.target"])
+    answer = SimpleNamespace(internal_state={"tp_size": 1})
+    assert plugin._get_internal_state(lambda *asked: answer, "scheduler", "request") is answer
+    assert answer.internal_state == {
+        "tp_size": 1,
+        "sglang_spec_ext": {"mode": "speculating", "unbound": ["a.target"]},
+    }
+    assert plugin._metrics.counts is step.counts
 
 
 def test_a_step_that_cannot_be_built_is_not_confirmed(mocker: MockerFixture) -> None:

@@ -137,3 +137,33 @@ def test_ranks_that_see_the_same_counts_decide_the_same() -> None:
     for settings, batches in random_runs()[:20]:
         first, second = BatchThresholdPolicy(settings), BatchThresholdPolicy(settings)
         assert [first.step(b) for b in batches] == [second.step(b) for b in batches]
+
+
+def test_each_step_is_told_with_its_mode_its_batch_and_its_switch() -> None:
+    told: list[tuple[Mode, int, Switch | None]] = []
+    policy = BatchThresholdPolicy(Settings(4, 4, 1), lambda *step: told.append(step))
+    switches = [policy.step(batch) for batch in [1, 5, 6, 2]]
+    modes = [SPECULATING, TARGET_ONLY, TARGET_ONLY, SPECULATING]
+    assert told == list(zip(modes, [1, 5, 6, 2], switches, strict=True))
+    assert policy.steps_in_mode == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "batch", "mode"),
+    [
+        pytest.param(Settings(5, 5, 1), 5, SPECULATING, id="a higher N lets the batch speculate"),
+        pytest.param(Settings(5, 3, 1), 5, TARGET_ONLY, id="but not above the M that goes with it"),
+        pytest.param(Settings(5, 5, 9), 5, TARGET_ONLY, id="nor before K steps"),
+        pytest.param(Settings(0, 0, 1), 1, TARGET_ONLY, id="0 holds from the next step on"),
+    ],
+)
+def test_new_settings_hold_from_the_next_step_on(
+    settings: Settings, batch: int, mode: Mode
+) -> None:
+    policy = BatchThresholdPolicy(Settings(4, 4, 1))
+    for _ in range(3):
+        policy.step(5)
+    policy.settings = settings
+    assert policy.mode is TARGET_ONLY
+    policy.step(batch)
+    assert policy.mode is mode

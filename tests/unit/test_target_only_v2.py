@@ -375,6 +375,7 @@ def test_draft_kv_is_written_at_the_consumed_position(world: World) -> None:
     assert equal(hidden, [hidden_of(1, 7), hidden_of(4, 9), hidden_of(2, 5)])
     assert equal(positions, [7, 9, 5])
     assert equal(slots, [slot(1, 7), slot(4, 9), slot(2, 5)])
+    assert world.step.counts.draft_tokens_warmed == 3
 
 
 def test_hidden_states_are_kept_by_pool_index(world: World) -> None:
@@ -542,6 +543,7 @@ def test_a_draft_without_kv_only_writes_extends_on_every_target_only_step(
     assert given.next_draft_input is result.next_draft_input
     own_extend.decode(decode_batch({1: 8, 4: 10, 2: 6}))
     assert own_extend.draft_extend.call_count == 2
+    assert own_extend.step.counts.draft_tokens_warmed == 6
 
 
 def test_such_a_draft_needs_no_extend_on_resume(own_extend: World) -> None:
