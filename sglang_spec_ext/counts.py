@@ -1,4 +1,4 @@
-"""What one scheduler process has done so far: the figures behind /server_info.
+"""What one scheduler process has done so far: the figures behind /server_info and /metrics.
 
 Every rank counts the same. Plain numbers that the host has anyway: counting never asks the device.
 """
@@ -6,6 +6,7 @@ Every rank counts the same. Plain numbers that the host has anyway: counting nev
 from __future__ import annotations
 
 from sglang_spec_ext.policy import Mode, Switch
+from sglang_spec_ext.prometheus import Series
 
 
 class Counts:
@@ -18,6 +19,7 @@ class Counts:
         switches: changes of mode, by the mode that they lead to.
         verifies: requests times speculating steps.
         draft_tokens_warmed: rows of draft K and V that target-only steps have written.
+        series: is told the same, where the server reports metrics.
     """
 
     def __init__(self) -> None:
@@ -26,6 +28,7 @@ class Counts:
         self.switches = dict.fromkeys(Mode, 0)
         self.verifies = 0
         self.draft_tokens_warmed = 0
+        self.series: Series | None = None
 
     @property
     def resumes(self) -> int:
@@ -42,13 +45,19 @@ class Counts:
         self.steps[mode] += 1
         if switch is not None:
             self.switches[switch.to] += 1
+            if self.series is not None:
+                self.series.switched(switch)
 
     def committed(self, mode: Mode, requests: int, tokens: int) -> None:
         """Count the outcome of one decode step."""
         self.tokens[mode] += tokens
         if mode is Mode.SPECULATING:
             self.verifies += requests
+        if self.series is not None:
+            self.series.committed(mode, tokens)
 
     def warmed(self, tokens: int) -> None:
         """Count rows of draft K and V that a target-only step has written."""
         self.draft_tokens_warmed += tokens
+        if self.series is not None:
+            self.series.warmed(tokens)

@@ -297,9 +297,11 @@ def _graph_sizes(original: Callable[..., Any], model_runner: Any, *rest: Any, **
 def _init_info(original: Callable[..., Any], scheduler: Any) -> dict[str, Any]:
     global _runtime_state
     info: dict[str, Any] = original(scheduler)
+    from sglang_spec_ext.compat import sglang_api
+
     step = _step_of(scheduler.draft_worker)
     _metrics.counts = step.counts
-    _runtime_state = RuntimeState(step)
+    _runtime_state = RuntimeState(step, sglang_api.metrics_collector(scheduler))
     info[observe.CONFIRMATION] = True
     return info
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from sglang_spec_ext import __version__, observe
 from sglang_spec_ext.policy import Mode
+from sglang_spec_ext.prometheus import Series
 
 # Our key in each entry of "internal_states" of /server_info.
 STATE_KEY = "sglang_spec_ext"
@@ -18,10 +19,15 @@ class RuntimeState:
         step: what runs its decode steps. Read of it: ``policy``, ``counts``,
             ``own_extend_reason`` (see `observe.warmth`), and ``largest_threshold``, the highest N
             that the captured graphs allow, None where nothing limits it.
+        collector: SGLang's Prometheus collector, None where this process reports no metrics.
     """
 
-    def __init__(self, step: Any) -> None:
+    def __init__(self, step: Any, collector: Any | None = None) -> None:
         self._step = step
+        self._series = None if collector is None else Series(collector)
+        if self._series is not None:
+            self._series.settings(step.policy.settings)
+            step.counts.series = self._series
 
     def describe(self) -> dict[str, Any]:
         """Everything that an operator may want to know, as JSON takes it."""

@@ -285,6 +285,21 @@ CALLED = (
         "scheduler", _OWN_LOGITS, hooked=False, keywords=("vocab_size",),
     ),
     TouchPoint(
+        "metrics_enabled", "sglang.srt.observability.metrics_collector",
+        "SchedulerMetricsCollectorContext.current_scheduler_metrics_enabled", "attribute", None,
+        "scheduler", "our Prometheus series only where SGLang reports its own", hooked=False,
+    ),
+    TouchPoint(
+        "metrics_collector", "sglang.srt.observability.metrics_collector",
+        "SchedulerMetricsCollectorContext.collector", "attribute", None,
+        "scheduler", "the labels of SGLang's Prometheus series", hooked=False,
+    ),
+    TouchPoint(
+        "metric_classes", "sglang.srt.observability.metrics_collector",
+        "_StatLoggerDIMixin._counter_cls", "attribute", None,
+        "scheduler", "the metric classes of an embedder that has its own", hooked=False,
+    ),
+    TouchPoint(
         "graph_capture", "sglang.srt.distributed.parallel_state", "graph_capture", "function", (),
         "scheduler", "the KV-only write's graphs", hooked=False,
     ),

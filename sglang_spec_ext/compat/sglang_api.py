@@ -160,6 +160,12 @@ def decide(server_args: Any, **fields: Any) -> None:
         setattr(server_args, name, value)
 
 
+def metrics_collector(scheduler: Any) -> Any | None:
+    """SGLang's Prometheus collector, None in a scheduler process that reports no metrics."""
+    context = scheduler.metrics_collector_context
+    return context.collector if context.current_scheduler_metrics_enabled else None
+
+
 def decode_graph_runner(target_runner: Any) -> Any | None:
     """The target's CUDA graph runner for decode and verify, None where it runs eager."""
     runner = getattr(target_runner, _graph_runner_attribute(), None)

@@ -375,6 +375,10 @@ class FakeAPI(ModuleType):
     def decide(record: Any, **fields: Any) -> None:
         vars(record).update(fields)
 
+    @staticmethod
+    def metrics_collector(scheduler: Any) -> None:
+        return None
+
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -484,6 +488,7 @@ def test_the_environment_is_restored_also_after_an_exception(
 # ---------------------------------------------------------------------------- scheduler hooks
 
 
+@pytest.mark.usefixtures("api")
 def test_the_scheduler_confirms_once_its_step_exists(mocker: MockerFixture) -> None:
     step_of = mocker.patch.object(plugin, "_step_of")
     info = plugin._init_info(lambda scheduler: {"max": 1}, SimpleNamespace(draft_worker="worker"))
@@ -491,6 +496,7 @@ def test_the_scheduler_confirms_once_its_step_exists(mocker: MockerFixture) -> N
     step_of.assert_called_once_with("worker")
 
 
+@pytest.mark.usefixtures("api")
 def test_the_state_is_added_to_what_sglang_tells(mocker: MockerFixture) -> None:
     step = mocker.patch.object(plugin, "_step_of").return_value
     plugin._init_info(lambda scheduler: {}, SimpleNamespace(draft_worker="worker"))
@@ -505,6 +511,7 @@ def test_the_state_is_added_to_what_sglang_tells(mocker: MockerFixture) -> None:
     assert plugin._metrics.counts is step.counts
 
 
+@pytest.mark.usefixtures("api")
 def test_a_step_that_cannot_be_built_is_not_confirmed(mocker: MockerFixture) -> None:
     mocker.patch.object(plugin, "_step_of", side_effect=RuntimeError("out of memory"))
     with pytest.raises(RuntimeError, match="out of memory"):
