@@ -119,6 +119,35 @@ def build(
     return Settings(n, m, k)
 
 
+def changed(
+    current: Settings, asked: Mapping[str, Any], largest_threshold: int | None = None
+) -> Settings:
+    """What a running server is to go on with.
+
+    Where M is not given, it follows N if the two were equal, and stays as it is otherwise.
+
+    Args:
+        asked: new values by keyword (see KEYWORDS).
+        largest_threshold: the highest N that the captured CUDA graphs allow, None for any.
+
+    Raises:
+        SettingsError: as `build` does, or because graphs are missing.
+    """
+    now: dict[str, Any] = asdict(current)
+    if current.resume_threshold == current.threshold:
+        now["resume_threshold"] = None
+    values = {field: asked.get(keyword, now[field]) for field, keyword in KEYWORDS.items()}
+    settings = build(**values, names=KEYWORDS)
+    assert settings is not None
+    if largest_threshold is not None and settings.threshold > largest_threshold:
+        raise SettingsError(
+            f"{KEYWORDS['threshold']} {settings.threshold} is above {largest_threshold}, the "
+            "largest batch for which this server has captured the CUDA graphs of speculation. "
+            f"Start it with {THRESHOLD_FLAG} {settings.threshold} instead."
+        )
+    return settings
+
+
 def _integer(name: str, value: Any, at_least: int) -> int:
     # bool is an int, and True as a threshold is a mistake, not 1
     number = None

@@ -22,7 +22,7 @@ from sglang_spec_ext import args, observe, refusals
 from sglang_spec_ext.args import Settings, SettingsError
 from sglang_spec_ext.compat import contracts, hooks, releases
 from sglang_spec_ext.compat.contracts import ARGUMENT_SEAM, LAUNCHER, SCHEDULER, TouchPoint
-from sglang_spec_ext.runtime_state import STATE_KEY, RuntimeState
+from sglang_spec_ext.runtime_state import STATE_KEY, RuntimeState, relay_update
 
 logger = logging.getLogger("sglang_spec_ext")
 
@@ -156,6 +156,7 @@ def _launcher_hooks() -> dict[TouchPoint, hooks.Hook]:
         "launch_subprocesses": _launch_subprocesses,
         "admission_cap": _admission_cap,
         "request_spec_metrics": observe.request_spec_metrics,
+        "relay_update": relay_update,
     }
     return {point: functions[point.name] for point in contracts.in_use(LAUNCHER)}
 
@@ -251,6 +252,7 @@ def _scheduler_hooks() -> dict[TouchPoint, hooks.Hook]:
         "init_info": _init_info,
         "graph_sizes": _graph_sizes,
         "get_internal_state": _get_internal_state,
+        "set_internal_state": _set_internal_state,
         **_metrics_hooks,
     }
     return {point: functions[point.name] for point in contracts.in_use(SCHEDULER)}
@@ -314,6 +316,11 @@ def _get_internal_state(original: Callable[..., Any], scheduler: Any, request: A
     assert _runtime_state is not None
     answer.internal_state[STATE_KEY] = _runtime_state.describe() | {"unbound": verify_bound()}
     return answer
+
+
+def _set_internal_state(original: Callable[..., Any], scheduler: Any, request: Any) -> Any:
+    assert _runtime_state is not None
+    return _runtime_state.update(original, scheduler, request)
 
 
 # ------------------------------------------------------------------------ failing loudly

@@ -100,6 +100,11 @@ LAUNCHER = (
         ("meta_info", "recv_obj", "i"),
         "launcher", "per-request accept length over verify steps only",
     ),
+    TouchPoint(
+        "relay_update", "sglang.srt.managers.tokenizer_control_mixin",
+        "TokenizerControlMixin.set_internal_state", "method", ("obj",),
+        "launcher", "says why /set_internal_state refuses our values",
+    ),
 )  # fmt: skip
 
 SCHEDULER = (
@@ -141,6 +146,11 @@ SCHEDULER = (
         "get_internal_state", "sglang.srt.managers.scheduler", "Scheduler.get_internal_state",
         "method", ("recv_req",),
         "scheduler", "shows our state in /server_info",
+    ),
+    TouchPoint(
+        "set_internal_state", "sglang.srt.managers.scheduler", "Scheduler.set_internal_state",
+        "method", ("recv_req",),
+        "scheduler", "changes N and M of a running server",
     ),
 )  # fmt: skip
 
@@ -283,6 +293,16 @@ CALLED = (
         "graph_output", "sglang.srt.model_executor.cuda_graph_runner", "_allocate_decode_buffers",
         "function", None,
         "scheduler", _OWN_LOGITS, hooked=False, keywords=("vocab_size",),
+    ),
+    TouchPoint(
+        "read_internal_state", "sglang.srt.managers.tokenizer_control_mixin",
+        "TokenizerControlMixin.get_internal_state", "method", (),
+        "launcher", "asks the scheduler why it refused our values", hooked=False,
+    ),
+    TouchPoint(
+        "internal_state_answer", "sglang.srt.managers.io_struct", "SetInternalStateReqOutput",
+        "class", None,
+        "scheduler", "the answer to a change of N and M", hooked=False,
     ),
     TouchPoint(
         "metrics_enabled", "sglang.srt.observability.metrics_collector",

@@ -166,6 +166,14 @@ def metrics_collector(scheduler: Any) -> Any | None:
     return context.collector if context.current_scheduler_metrics_enabled else None
 
 
+def internal_state_answer(updated: bool) -> Any:
+    """What a scheduler answers to a request to change its state."""
+    answer = resolve("internal_state_answer")
+    # up to 0.5.15 the answer also holds all arguments, which nobody reads
+    more: dict[str, Any] = {"server_args": {}} if "server_args" in answer.__annotations__ else {}
+    return answer(updated=updated, **more)
+
+
 def decode_graph_runner(target_runner: Any) -> Any | None:
     """The target's CUDA graph runner for decode and verify, None where it runs eager."""
     runner = getattr(target_runner, _graph_runner_attribute(), None)

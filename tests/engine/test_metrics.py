@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
+import httpx
 import pytest
-from crossing import Crossing, cross, language_bodies, need
+from crossing import Crossing, ask_all, cross, language_bodies, need
 from probing import scheduler_state, verifies
 from sglang_servers import Server
 
 from sglang_spec_ext.compat.contracts import SCHEDULER
-from testbed.demo.server_log import SPECULATING, TARGET_ONLY, DecodeStep, parse
+from testbed.demo.server_log import SPECULATING, TARGET_ONLY, DecodeStep, Switch, parse
 
 SHORT = 60
 
@@ -87,3 +89,140 @@ def test_hooks_are_bound_as_declared(crossing_server: Server, static_server: Ser
     replaced = scheduler_state(crossing_server)["replaced"]
     assert sorted(replaced) == sorted(point.target for point in SCHEDULER)
     assert scheduler_state(static_server)["replaced"] == []
+
+
+# ---------------------------------------------------------------------------- the plugin's own
+
+
+def our_state(server: Server) -> dict[str, Any]:
+    (state,) = server.client.get("/server_info").json()["internal_states"]
+    ours: dict[str, Any] = state["sglang_spec_ext"]
+    return ours
+
+
+def our_series(server: Server) -> dict[str, float]:
+    """Value by name and by what labels it has beside SGLang's own."""
+    found = {}
+    text = server.client.get("/metrics").text
+    for name, labels, value in re.findall(r"^sglang:spec_ext_(\w+)\{(.*)\} (\S+)$", text, re.M):
+        pairs = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        assert pairs["tp_rank"] == "0"
+        assert pairs["model_name"]
+        own = pairs.get("mode") or pairs.get("to")
+        if "le" not in pairs:
+            found[f"{name}/{own}" if own else name] = float(value)
+    return found
+
+
+def grown(after: Any, before: Any) -> Any:
+    if isinstance(after, dict):
+        return {key: grown(after[key], before[key]) for key in after}
+    return after - before
+
+
+def test_state_and_series_follow_a_crossing(crossing_server: Server) -> None:
+    during: list[tuple[str, float]] = []
+
+    def ask(crossing: Crossing) -> None:
+        crossing.burst[0].wait_for(SHORT // 4)
+        target_only = our_series(crossing_server)["target_only"]
+        during.append((our_state(crossing_server)["mode"], target_only))
+        need(len(crossing.burst[0].chunks) < 2 * SHORT, "asked when the burst had ended")
+
+    counters = ("switches", "steps", "tokens", "resumes", "draft_tokens_warmed")
+    before, series_before = our_state(crossing_server), our_series(crossing_server)
+    crossing = cross(
+        crossing_server,
+        language_bodies(2, 400, first_seed=680),
+        language_bodies(6, 2 * SHORT, first_seed=690),
+        during=ask,
+    )
+    state, series = our_state(crossing_server), our_series(crossing_server)
+    assert during == [("target-only", 1.0)]
+    assert (state["mode"], series["target_only"]) == ("speculating", 0.0)
+    assert (state["threshold"], state["resume_threshold"], state["min_steps"]) == (4, 4, 4)
+    assert state["draft_kept_warm_by"] == "KV-only writes"
+    assert state["unbound"] == []
+
+    since = {key: grown(state[key], before[key]) for key in counters}
+    switches = [event for event in map(parse, crossing.log) if isinstance(event, Switch)]
+    for mode in (SPECULATING, TARGET_ONLY):
+        to_here = [switch.batch for switch in switches if switch.new_mode == mode]
+        assert since["switches"][mode] == len(to_here)
+        new = grown(series, series_before)
+        assert new[f"switches_total/{mode}"] == len(to_here)
+        assert new[f"switch_batch_size_count/{mode}"] == len(to_here)
+        assert new[f"switch_batch_size_sum/{mode}"] == sum(to_here)
+        assert new[f"tokens_total/{mode}"] == since["tokens"][mode]
+        assert series[f"tokens_total/{mode}"] == state["tokens"][mode]
+    assert since["resumes"] == new["resumes_total"] == since["switches"][SPECULATING]
+
+    lengths = re.findall(r"probe: verify .* accepted=(\d+)", "\n".join(crossing.log))
+    assert since["tokens"][SPECULATING] == sum(map(int, lengths))
+    assert since["draft_tokens_warmed"] == since["tokens"][TARGET_ONLY]
+    assert new["draft_tokens_warmed_total"] == since["tokens"][TARGET_ONLY]
+    # all but the first of each answer, and what a last verify accepted beyond the end of one
+    said = sum(answer["meta_info"]["completion_tokens"] - 1 for answer in crossing.answers)
+    assert 0 <= sum(since["tokens"].values()) - said <= 3 * len(crossing.answers)
+    total = crossing_server.client.get("/server_info").json()["internal_states"][0]
+    assert state["accept_length"] == pytest.approx(total["avg_spec_accept_length"], abs=0.1)
+
+
+N, M = "speculative_disable_batch_threshold", "speculative_resume_batch_threshold"
+
+
+def change(server: Server, **values: Any) -> httpx.Response:
+    return server.client.post("/set_internal_state", json={"server_args": values})
+
+
+def switches_with(server: Server, requests: int) -> list[Switch]:
+    """What changes while so many requests decode together."""
+    seen = len(server.log())
+    ask_all(server, language_bodies(requests, SHORT, first_seed=700))
+    log = server.log()[seen:]
+    together = [int(n) for n in re.findall(r"#running-req: (\d+)", log)]
+    need(max(together) == requests, f"{max(together)} of {requests} requests decoded together")
+    return [event for event in map(parse, log.splitlines()) if isinstance(event, Switch)]
+
+
+def test_the_threshold_of_a_running_server_moves(crossing_server: Server) -> None:
+    seen = len(crossing_server.log())
+    try:
+        assert change(crossing_server, **{N: 7}).json() == [True]
+        state = our_state(crossing_server)
+        assert (state["threshold"], state["resume_threshold"]) == (7, 7)
+        assert our_series(crossing_server)["threshold"] == 7
+        assert switches_with(crossing_server, 6) == []
+        # together with a value of SGLang's own
+        both = {N: 2, M: 1, "pp_max_micro_batch_size": 8}
+        assert change(crossing_server, **both).json() == [True]
+        off, *_ = switches_with(crossing_server, 3)
+        assert (off.new_mode, off.batch) == (TARGET_ONLY, 3)
+    finally:
+        assert change(crossing_server, **{N: 4, M: 4}).json() == [True]
+    settings = re.findall(r"spec-ext settings: (.*) \(by", crossing_server.log()[seen:])
+    assert settings == [
+        "N=4, M=4, K=4 -> N=7, M=7, K=4",
+        "N=7, M=7, K=4 -> N=2, M=1, K=4",
+        "N=2, M=1, K=4 -> N=4, M=4, K=4",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({N: -1}, f"{N} -1 is not a whole number >= 0"),
+        ({N: 2.5}, f"{N} 2.5 is not a whole number >= 0"),
+        ({M: 9}, f"{M} 9 is above {N} 4"),
+    ],
+)
+def test_a_threshold_that_cannot_be_is_refused_with_the_reason(
+    crossing_server: Server, values: dict[str, Any], reason: str
+) -> None:
+    before = our_state(crossing_server)
+    response = change(crossing_server, **values, pp_max_micro_batch_size=8)
+    assert response.status_code == 400
+    assert reason in response.text
+    state = our_state(crossing_server)
+    assert reason in state["refused"]
+    assert {**state, "refused": before["refused"]} == before

@@ -345,3 +345,41 @@ def test_settings_need_neither_sglang_nor_torch() -> None:
 
 def test_settings_are_read_off_any_record() -> None:
     assert args.read_stamp(SimpleNamespace()) is None
+
+
+# ---------------------------------------------------------------------------- while serving
+
+N, M, K = (args.KEYWORDS[field] for field in ("threshold", "resume_threshold", "min_steps"))
+
+
+@pytest.mark.parametrize(
+    ("current", "asked", "expected"),
+    [
+        pytest.param(Settings(4, 4), {N: 8}, Settings(8, 8), id="M goes with N where it was N"),
+        pytest.param(Settings(4, 4), {N: 2}, Settings(2, 2), id="downwards too"),
+        pytest.param(Settings(8, 4), {N: 6}, Settings(6, 4), id="another M stays"),
+        pytest.param(Settings(8, 8), {M: 4}, Settings(8, 4), id="M alone"),
+        pytest.param(Settings(8, 4), {N: 2, M: 1}, Settings(2, 1), id="both"),
+        pytest.param(Settings(8, 4, 9), {N: 9}, Settings(9, 4, 9), id="K stays"),
+        pytest.param(Settings(8, 4), {K: 9}, Settings(8, 4, 9), id="K alone"),
+        pytest.param(Settings(8, 4), {N: 0, M: 0}, Settings(0, 0), id="never speculate"),
+        pytest.param(Settings(8, 4), {N: 16}, Settings(16, 4), id="as far as there are graphs"),
+    ],
+)
+def test_what_a_change_leads_to(
+    current: Settings, asked: dict[str, Any], expected: Settings
+) -> None:
+    assert args.changed(current, asked, largest_threshold=16) == expected
+
+
+def test_a_change_is_refused_in_the_words_of_the_start() -> None:
+    with pytest.raises(SettingsError, match=f"{M} 4 is above {N} 3: speculation would resume"):
+        args.changed(Settings(8, 4), {N: 3})
+    with pytest.raises(SettingsError, match=f"{K} 0 is not a whole number >= 1"):
+        args.changed(Settings(8, 4), {K: 0})
+
+
+def test_no_threshold_above_the_captured_graphs() -> None:
+    with pytest.raises(SettingsError, match=f"{N} 17 is above 16.* Start it with {N_FLAG} 17"):
+        args.changed(Settings(8, 8), {N: 17}, largest_threshold=16)
+    assert args.changed(Settings(8, 8), {N: 17}) == Settings(17, 17)
