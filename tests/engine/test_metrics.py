@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import httpx
 import pytest
+from click.testing import CliRunner
 from crossing import Crossing, ask_all, cross, language_bodies, need
 from probing import scheduler_state, verifies
 from sglang_servers import Server
 
 from sglang_spec_ext.compat.contracts import SCHEDULER
+from sglang_spec_ext.ops.cli import main
 from testbed.demo.server_log import SPECULATING, TARGET_ONLY, DecodeStep, Switch, parse
 
 SHORT = 60
@@ -164,8 +167,9 @@ def test_state_and_series_follow_a_crossing(crossing_server: Server) -> None:
     # all but the first of each answer, and what a last verify accepted beyond the end of one
     said = sum(answer["meta_info"]["completion_tokens"] - 1 for answer in crossing.answers)
     assert 0 <= sum(since["tokens"].values()) - said <= 3 * len(crossing.answers)
-    total = crossing_server.client.get("/server_info").json()["internal_states"][0]
-    assert state["accept_length"] == pytest.approx(total["avg_spec_accept_length"], abs=0.1)
+    earlier = before["tokens"][SPECULATING] / (before["accept_length"] or 1)
+    verifies = earlier + len(lengths)
+    assert state["accept_length"] == pytest.approx(state["tokens"][SPECULATING] / verifies)
 
 
 N, M = "speculative_disable_batch_threshold", "speculative_resume_batch_threshold"
@@ -206,6 +210,27 @@ def test_the_threshold_of_a_running_server_moves(crossing_server: Server) -> Non
         "N=7, M=7, K=4 -> N=2, M=1, K=4",
         "N=2, M=1, K=4 -> N=4, M=4, K=4",
     ]
+
+
+def test_doctor_tells_what_the_running_server_does(crossing_server: Server) -> None:
+    result = CliRunner().invoke(main, ["doctor", "--url", crossing_server.url, "--json"])
+    found = json.loads(result.stdout)
+    bad = [each for each in found["findings"] if each["severity"] != "note"]
+    assert [each for each in bad if each["id"] != "variable-unread"] == []
+    assert found["server"]["launcher_confirmed"] is True
+    assert found["server"]["arguments"]["speculative_algorithm"] == "EAGLE3"
+    assert found["server"]["running_cap"] == 8
+    (ours,) = found["server"]["plugin"]
+    assert ours == our_state(crossing_server)
+    lines = CliRunner().invoke(main, ["doctor", "--url", crossing_server.url]).stdout.splitlines()
+    assert "threshold         N=4, M=4, K=4" in lines
+    version = ours["version"]
+    assert f"scheduler         plugin {version}, hooks bound, confirmed at start" in lines
+
+
+def test_doctor_tells_that_a_server_runs_without_the_plugin(static_server: Server) -> None:
+    result = CliRunner().invoke(main, ["doctor", "--url", static_server.url])
+    assert "not bound in this server" in result.stdout
 
 
 @pytest.mark.parametrize(

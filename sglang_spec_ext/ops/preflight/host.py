@@ -165,7 +165,7 @@ class Gpu:
 
 def gpus() -> list[Gpu]:
     """All GPUs of this box; empty where there is none or no nvidia-smi."""
-    rows = _nvidia_smi("--query-gpu=index,memory.total,memory.free")
+    rows = nvidia_smi("--query-gpu=index,memory.total,memory.free")
     found = []
     for row in rows:
         if len(row) == 3 and all(cell.isdigit() for cell in row):
@@ -176,11 +176,11 @@ def gpus() -> list[Gpu]:
 
 def gpu_users() -> list[str]:
     """Processes that hold GPU memory, as `pid name`."""
-    rows = _nvidia_smi("--query-compute-apps=pid,process_name,used_gpu_memory")
+    rows = nvidia_smi("--query-compute-apps=pid,process_name,used_gpu_memory")
     return [f"pid {row[0]} {Path(row[1]).name} ({row[2]} MB)" for row in rows if len(row) == 3]
 
 
-def _nvidia_smi(query: str) -> list[list[str]]:
+def nvidia_smi(query: str) -> list[list[str]]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []

@@ -8,6 +8,7 @@ _SECRETS = (
     re.compile(r"(--[\w-]*(?:api-key|token|password|secret|credentials)[= ]+)([^\s'\",]+)"),
     re.compile(r"(\b\w*(?:api_key|password|secret)['\"]?(?:=|: ?)['\"]?)([^\s'\",)}]+)", re.I),
     re.compile(r"(Bearer )(\S+)"),
+    re.compile(r"(://[^/\s:@]*:)([^@/\s]+)(?=@)"),
     re.compile(r"()\b((?:hf|sk|ghp)[_-][A-Za-z0-9_-]{16,})"),
 )
 _PUBLIC_VALUES = ("None", "True", "False", "null", "***")
