@@ -105,6 +105,11 @@ LAUNCHER = (
         "TokenizerControlMixin.set_internal_state", "method", ("obj",),
         "launcher", "says why /set_internal_state refuses our values",
     ),
+    TouchPoint(
+        "relay_update", "sglang.srt.managers.tokenizer_communicator_mixin",
+        "TokenizerCommunicatorMixin.set_internal_state", "method", ("obj",),
+        "launcher", "says why /set_internal_state refuses our values",
+    ),
 )  # fmt: skip
 
 SCHEDULER = (
@@ -158,6 +163,7 @@ _FLAG_DECIDES = (
     "hidden states out of the plain decode graphs: all or none, by the flag of the server and, at "
     "replay, by the batch"
 )
+_LABELS = "whether this process reports metrics, and with which labels"
 _OWN_LOGITS = "the logits buffer of the plain decode graphs: every graph runner makes its own"
 
 # Called or read, never wrapped.
@@ -300,24 +306,29 @@ CALLED = (
         "launcher", "asks the scheduler why it refused our values", hooked=False,
     ),
     TouchPoint(
+        "read_internal_state", "sglang.srt.managers.tokenizer_communicator_mixin",
+        "TokenizerCommunicatorMixin.get_internal_state", "method", (),
+        "launcher", "asks the scheduler why it refused our values", hooked=False,
+    ),
+    TouchPoint(
         "internal_state_answer", "sglang.srt.managers.io_struct", "SetInternalStateReqOutput",
         "class", None,
         "scheduler", "the answer to a change of N and M", hooked=False,
     ),
     TouchPoint(
-        "metrics_enabled", "sglang.srt.observability.metrics_collector",
-        "SchedulerMetricsCollectorContext.current_scheduler_metrics_enabled", "attribute", None,
-        "scheduler", "our Prometheus series only where SGLang reports its own", hooked=False,
-    ),
-    TouchPoint(
         "metrics_collector", "sglang.srt.observability.metrics_collector",
         "SchedulerMetricsCollectorContext.collector", "attribute", None,
-        "scheduler", "the labels of SGLang's Prometheus series", hooked=False,
+        "scheduler", _LABELS, hooked=False,
     ),
     TouchPoint(
-        "metric_classes", "sglang.srt.observability.metrics_collector",
-        "_StatLoggerDIMixin._counter_cls", "attribute", None,
-        "scheduler", "the metric classes of an embedder that has its own", hooked=False,
+        "metrics_collector", "sglang.srt.observability.scheduler_metrics_mixin",
+        "SchedulerMetricsMixin.init_metrics", "method", None,
+        "scheduler", _LABELS, hooked=False,
+    ),
+    TouchPoint(
+        "metrics_collector", "sglang.srt.managers.scheduler_metrics_mixin",
+        "SchedulerMetricsMixin.init_metrics", "method", None,
+        "scheduler", _LABELS, hooked=False,
     ),
     TouchPoint(
         "graph_capture", "sglang.srt.distributed.parallel_state", "graph_capture", "function", (),

@@ -162,8 +162,12 @@ def decide(server_args: Any, **fields: Any) -> None:
 
 def metrics_collector(scheduler: Any) -> Any | None:
     """SGLang's Prometheus collector, None in a scheduler process that reports no metrics."""
-    context = scheduler.metrics_collector_context
-    return context.collector if context.current_scheduler_metrics_enabled else None
+    if _place("metrics_collector").kind == "attribute":
+        context = scheduler.metrics_collector_context
+        return context.collector if context.current_scheduler_metrics_enabled else None
+    # up to 0.5.12 the scheduler itself holds it
+    enabled = scheduler.enable_metrics and scheduler.current_scheduler_metrics_enabled
+    return scheduler.metrics_collector if enabled else None
 
 
 def internal_state_answer(updated: bool) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,3 +123,40 @@ def test_without_classes_of_an_embedder_they_are_those_of_the_client(
         monkeypatch.setattr(prometheus_client, name, Metric)
     Series(SimpleNamespace(labels=LABELS, _counter_cls=None, _gauge_cls=None))
     assert "tokens_total{mode=speculating}" in VALUES
+
+
+# ---------------------------------------------------------------------------- the dashboard
+
+DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana" / "spec_ext.json"
+
+
+def series() -> set[str]:
+    """Names as /metrics has them."""
+    Series(collector())
+    names = {key.partition("{")[0] for key in VALUES}
+    return names | {f"switch_batch_size_{end}" for end in ("bucket", "sum", "count")}
+
+
+def test_the_dashboard_shows_series_that_are_there_and_leaves_none_out() -> None:
+    text = DASHBOARD.read_text()
+    shown = set(re.findall(r"sglang:spec_ext_(\w+)", text))
+    assert shown <= series()
+    parts = {"switch_batch_size"}  # a histogram is shown by its parts
+    assert series() - shown == parts
+
+
+def test_the_panels_of_the_dashboard_are_whole() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    variables = {each["name"] for each in dashboard["templating"]["list"]}
+    numbers = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(numbers)) == len(numbers)
+    for panel in dashboard["panels"]:
+        assert panel["title"]
+        assert panel["description"]
+        for target in panel["targets"]:
+            assert target["expr"].count("(") == target["expr"].count(")")
+            assert target["expr"].count("{") == target["expr"].count("}")
+            used = set(re.findall(r"\$(\w+)", target["expr"]))
+            assert used <= variables | {"__rate_interval", "__range"}
+    modes = {mode.value for mode in Mode}
+    assert set(re.findall(r'(?:to|mode)=\\"([^\\]+)', DASHBOARD.read_text())) <= modes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -245,3 +246,45 @@ def test_hidden_states_by_a_flag_of_the_server(has: Has, flag: bool, mode: Any, 
     assert graphs.saw.flag is seen
     assert graphs.saw.mode == "server's"
     assert target.server_args.enable_return_hidden_states is flag
+
+
+# ---------------------------------------------------------------------------- control and metrics
+
+
+@pytest.mark.parametrize(("enabled", "expected"), [(True, "collector"), (False, None)])
+@pytest.mark.parametrize("qualname", qualnames("metrics_collector"))
+def test_a_collector_only_where_this_process_reports(
+    has: Has, qualname: str, enabled: bool, expected: str | None
+) -> None:
+    has("metrics_collector", qualname)
+    flags = {"current_scheduler_metrics_enabled": enabled}
+    context = SimpleNamespace(collector="collector", **flags)
+    scheduler = SimpleNamespace(metrics_collector_context=context)
+    if qualname == "SchedulerMetricsMixin.init_metrics":
+        scheduler = SimpleNamespace(metrics_collector="collector", enable_metrics=True, **flags)
+    assert sglang_api.metrics_collector(scheduler) == expected
+
+
+def test_no_collector_on_a_mixin_scheduler_without_metrics(has: Has) -> None:
+    has("metrics_collector", "SchedulerMetricsMixin.init_metrics")
+    # 0.5.9 says so of its first rank whether or not metrics are asked for
+    scheduler = SimpleNamespace(enable_metrics=False, current_scheduler_metrics_enabled=True)
+    assert sglang_api.metrics_collector(scheduler) is None
+
+
+@pytest.mark.parametrize("updated", [True, False])
+def test_the_answer_to_a_change_of_state_in_both_its_forms(has: Has, updated: bool) -> None:
+    @dataclass
+    class Answer:
+        updated: bool
+
+    @dataclass
+    class WithArguments:
+        updated: bool
+        server_args: dict[str, Any]
+
+    for form in (Answer, WithArguments):
+        has("internal_state_answer", "SetInternalStateReqOutput", form)
+        answer = sglang_api.internal_state_answer(updated)
+        assert isinstance(answer, form)
+        assert answer.updated is updated
