@@ -117,7 +117,8 @@ def _packages() -> Iterator[Package]:
             distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             if name in ("sglang", PLUGIN) and (place := _place(module)) is not None:
-                yield Package(name, "?", f"{place}, not installed by pip")
+                version = sglang_spec_ext.__version__ if name == PLUGIN else "?"
+                yield Package(name, version, f"{place}, not installed by pip")
             continue
         yield Package(name, distribution.version or "?", _origin(distribution, module))
 

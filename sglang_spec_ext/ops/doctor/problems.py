@@ -197,12 +197,12 @@ PROBLEMS = (
     Problem("files-gone", ERROR, _files_gone, "pip install --force-reinstall --no-deps sglang"),
     Problem(
         "contract",
-        ERROR,
+        WARNING,  # no harm to those who do not use the flag; with it the server says so and stops
         _gaps,
         f"use SGLang {contracts.OLDEST_RELEASE} to {contracts.NEWEST_RELEASE}; "
         "see tools/verify_imports.py",
     ),
-    Problem("plugin-invisible", ERROR, _invisible, f"pip install {PLUGIN} in this environment"),
+    Problem("plugin-invisible", WARNING, _invisible, f"pip install {PLUGIN} in this environment"),
     Problem(
         "plugin-left-out", ERROR, _left_out, f"unset SGLANG_PLUGINS, or add {ENTRY_POINT[1]} to it"
     ),
