@@ -306,6 +306,7 @@ SECRETS = {
     "SGLANG_API_KEY": "plainsecret1",
     "SGLANG_HF_TOKEN": "plainsecret2",
     "SGLANG_SOME_URL": "http://user:plainsecret3@host/x",
+    "SGLANG_ADMIN_KEY": "24682468",
     "SGLANG_PREFILL_TOKENS": "4096",
     "UNRELATED": "plainsecret4",
 }
@@ -319,6 +320,7 @@ def test_nothing_secret_is_printed() -> None:
         assert "plainsecret" not in text
         assert "sk-very-secret-key" not in text
         assert "another" not in text
+        assert "24682468" not in text
         assert "user:***@host" in text
         assert "4096" in text
 

@@ -19,8 +19,8 @@ from sglang_spec_ext.ops.wait.masking import mask
 
 _COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "dim"}
 _VARIABLES = re.compile(r"(SGLANG_|SGL_|NCCL_|CUDA_|HIP_|TORCH|FLASHINFER_|HF_HUB_OFFLINE)")
-_SECRET_NAME = re.compile(r"key|token|passw|secret|credential|auth", re.I)
-_HARMLESS = re.compile(r"-?[\d.]*$|true$|false$|none$", re.I)
+# SGLang counts TOKENS and has a TOKENIZER: those are no secrets
+_SECRET_NAME = re.compile(r"key|token(?!s|izer)|passw|secret|credential|auth", re.I)
 LABEL = 18  # columns
 
 
@@ -149,7 +149,7 @@ def as_json(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables that SGLang and its libraries read, the values of secret ones masked."""
     return {
-        name: "***" if _SECRET_NAME.search(name) and not _HARMLESS.match(value) else value
+        name: "***" if _SECRET_NAME.search(name) else value
         for name, value in sorted(environment.items())
         if _VARIABLES.match(name)
     }
