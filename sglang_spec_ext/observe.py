@@ -117,7 +117,8 @@ class SpecMetrics:
         if reporter.spec_num_forward_ct > 0:
             return original(reporter, *args, **kwargs)
         # no verify since the last report: report as a server without speculation does
-        scheduler = reporter.scheduler
+        # in some releases the scheduler reports itself
+        scheduler = getattr(reporter, "scheduler", reporter)
         algorithm = scheduler.spec_algorithm
         scheduler.spec_algorithm = type(algorithm).NONE
         try:

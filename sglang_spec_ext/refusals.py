@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_spec_ext.args import THRESHOLD_FLAG, Settings, SettingsError
+from sglang_spec_ext.compat import contracts
 
 SUPPORTED_ALGORITHMS = ("EAGLE", "EAGLE3", "STANDALONE")
 
@@ -32,7 +33,18 @@ def _attention_dp(arguments: Any) -> bool:
     )
 
 
+def _spec_v1(arguments: Any) -> bool:
+    return bool(_get(arguments, "disable_overlap_schedule")) and contracts.has_spec_v1()
+
+
 REFUSALS = (
+    Refusal(
+        "the spec-v1 worker, which this SGLang takes without the overlap schedule",
+        _spec_v1,
+        "it has no target-only step yet",
+        "use --speculative-eagle-topk 1 with the overlap schedule on and SGLANG_ENABLE_SPEC_V2 not "
+        "off, or a newer SGLang",
+    ),
     Refusal(
         "--speculative-adaptive",
         lambda a: bool(_get(a, "speculative_adaptive")),

@@ -19,7 +19,7 @@ Kind = Literal["function", "method", "staticmethod", "classmethod", "attribute",
 
 # Releases on which the whole test suite has run. Others run when every contract holds.
 TESTED_RELEASES = ("0.5.23",)
-OLDEST_RELEASE, NEWEST_RELEASE = "0.5.13.post1", "0.5.23"
+OLDEST_RELEASE, NEWEST_RELEASE = "0.5.12.post1", "0.5.23"
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ _SERVER_ARGS = "sglang.srt.server_args"
 _WORKER = "sglang.srt.speculative.eagle_worker_v2"
 _PROCESSOR = "sglang.srt.managers.scheduler_components.batch_result_processor"
 _REPORTER = "sglang.srt.managers.scheduler_components.metrics_reporter"
+_METRICS_MIXIN = "sglang.srt.observability.scheduler_metrics_mixin"
 _SPEC_UTILS = "sglang.srt.speculative.spec_utils"
 _MOE_UTILS = "sglang.srt.layers.moe.utils"
 
@@ -95,6 +96,10 @@ LAUNCHER = (
         "launcher", "keeps the admission cap of a server without speculation",
     ),
     TouchPoint(
+        "admission_cap", _SERVER_ARGS, "ServerArgs._handle_speculative_decoding", "method", (),
+        "launcher", "keeps the admission cap of a server without speculation",
+    ),
+    TouchPoint(
         "request_spec_metrics", "sglang.srt.managers.tokenizer_manager",
         "TokenizerManager._calculate_spec_decoding_metrics", "method",
         ("meta_info", "recv_obj", "i"),
@@ -119,6 +124,11 @@ SCHEDULER = (
         "scheduler", "decides the mode of each decode step and runs the target-only ones",
     ),
     TouchPoint(
+        "forward_batch_generation", _WORKER, "EAGLEWorkerV2.forward_batch_generation", "method",
+        ("model_worker_batch",),
+        "scheduler", "decides the mode of each decode step and runs the target-only ones",
+    ),
+    TouchPoint(
         "init_info", "sglang.srt.managers.scheduler", "Scheduler.get_init_info", "method", (),
         "scheduler", "tells the launcher that the hooks are bound in this process",
     ),
@@ -128,13 +138,29 @@ SCHEDULER = (
         "scheduler", "does not count target-only steps as verifies of a request",
     ),
     TouchPoint(
+        "resolve_spec_tokens", "sglang.srt.managers.scheduler_output_processor_mixin",
+        "SchedulerOutputProcessorMixin._resolve_spec_overlap_tokens", "method",
+        ("result", "batch"),
+        "scheduler", "does not count target-only steps as verifies of a request",
+    ),
+    TouchPoint(
         "update_spec_metrics", _REPORTER, "SchedulerMetricsReporter.update_spec_metrics", "method",
         ("bs", "num_correct_drafts"),
         "scheduler", "does not count target-only steps into the server's accept length",
     ),
     TouchPoint(
+        "update_spec_metrics", _METRICS_MIXIN, "SchedulerMetricsMixin.update_spec_metrics",
+        "method", ("bs", "num_correct_drafts"),
+        "scheduler", "does not count target-only steps into the server's accept length",
+    ),
+    TouchPoint(
         "report_decode_stats", _REPORTER, "SchedulerMetricsReporter.report_decode_stats", "method",
         ("can_run_cuda_graph",),
+        "scheduler", "no accept length in a decode report without a verify",
+    ),
+    TouchPoint(
+        "report_decode_stats", _METRICS_MIXIN, "SchedulerMetricsMixin.report_decode_stats",
+        "method", ("can_run_cuda_graph",),
         "scheduler", "no accept length in a decode report without a verify",
     ),
     TouchPoint(
@@ -183,6 +209,13 @@ CALLED = (
         "scheduler", "KV slots of the step out of the reserved ones", hooked=False,
     ),
     TouchPoint(
+        "extend_cache_locs", "sglang.srt.speculative.eagle_info_v2",
+        "assign_extend_cache_locs_func", "function",
+        ("req_pool_indices", "req_to_token", "start_offset", "end_offset", "batch_size",
+         "draft_token_num", "device"),
+        "scheduler", "KV slots of the step out of the reserved ones", hooked=False,
+    ),
+    TouchPoint(
         "draft_extend", _WORKER, "EagleDraftWorker._draft_extend_for_decode", "method",
         ("batch", "batch_result"),
         "scheduler", "draft extend: on resume, and per step for drafts without a KV-only write",
@@ -191,6 +224,11 @@ CALLED = (
     TouchPoint(
         "target_forward", "sglang.srt.managers.tp_worker",
         "TpModelWorker.forward_batch_generation", "method", ("batch",),
+        "scheduler", "the target's plain decode, sampling included", hooked=False,
+    ),
+    TouchPoint(
+        "target_forward", "sglang.srt.managers.tp_worker",
+        "TpModelWorker.forward_batch_generation", "method", ("model_worker_batch",),
         "scheduler", "the target's plain decode, sampling included", hooked=False,
     ),
     TouchPoint(
@@ -203,6 +241,27 @@ CALLED = (
         "hidden_mode_of_forward", "sglang.srt.managers.schedule_batch",
         "ScheduleBatch.capture_hidden_mode", "attribute", None,
         "scheduler", "hidden states out of the target's plain decode", hooked=False,
+    ),
+    TouchPoint(
+        "hidden_mode_of_forward", "sglang.srt.managers.schedule_batch",
+        "ModelWorkerBatch.capture_hidden_mode", "attribute", None,
+        "scheduler", "hidden states out of the target's plain decode", hooked=False,
+    ),
+    TouchPoint(
+        "prefill_lengths", "sglang.srt.managers.schedule_batch", "ScheduleBatch.extend_lens",
+        "attribute", None,
+        "scheduler", "where each request's last token is in a prefill", hooked=False,
+    ),
+    TouchPoint(
+        "new_lengths", "sglang.srt.managers.utils", "GenerationBatchResult.new_seq_lens",
+        "attribute", None,
+        "scheduler", "tells the scheduler the new sequence lengths", hooked=False,
+    ),
+    TouchPoint(
+        "new_lengths", "sglang.srt.speculative.eagle_info", "EagleDraftInput.verify_done",
+        "attribute", None,
+        "scheduler", "tells the scheduler the new sequence lengths, and when they are there",
+        hooked=False,
     ),
     TouchPoint(
         "draft_kv_projection", "sglang.srt.models.llama", "LlamaAttention.forward_prepare_native",
@@ -242,6 +301,16 @@ CALLED = (
     TouchPoint(
         "draft_input", "sglang.srt.speculative.eagle_info", "EagleDraftInput", "class", None,
         "scheduler", "what a step hands to the next one", hooked=False,
+    ),
+    TouchPoint(
+        "bonus_tokens", "sglang.srt.speculative.eagle_info", "EagleDraftInput.bonus_tokens",
+        "attribute", None,
+        "scheduler", "the tokens that a step consumes", hooked=False,
+    ),
+    TouchPoint(
+        "stride", "sglang.srt.managers.utils",
+        "GenerationBatchResult.speculative_num_draft_tokens", "attribute", None,
+        "scheduler", "says that a step made one token per request", hooked=False,
     ),
     TouchPoint(
         "draft_tp_context", _SPEC_UTILS, "draft_tp_context", "function", None,
@@ -292,6 +361,11 @@ CALLED = (
     ),
     TouchPoint(
         "graph_output", "sglang.srt.model_executor.runner_utils.buffers",
+        "DecodeInputBuffers.create", "classmethod", None,
+        "scheduler", _OWN_LOGITS, hooked=False, keywords=("vocab_size",),
+    ),
+    TouchPoint(
+        "graph_output", "sglang.srt.model_executor.cuda_graph_runner",
         "DecodeInputBuffers.create", "classmethod", None,
         "scheduler", _OWN_LOGITS, hooked=False, keywords=("vocab_size",),
     ),
@@ -371,6 +445,12 @@ def holding(name: str, site: Path | None = None) -> TouchPoint | None:
     if site is None:
         return None
     return next((p for p in TOUCH_POINTS if p.name == name and not gap(p, site)), None)
+
+
+def has_spec_v1(site: Path | None = None) -> bool:
+    """Whether this SGLang takes another worker for the same algorithms without overlap."""
+    worker = holding("forward_batch_generation", site)
+    return worker is not None and worker.parameters == ("model_worker_batch",)
 
 
 def in_use(points: tuple[TouchPoint, ...], site: Path | None = None) -> tuple[TouchPoint, ...]:

@@ -44,10 +44,38 @@ def target_forward(target_worker: Any, batch: Any, hidden_mode: Any) -> Any:
     Args:
         batch: consumed: a release that has the mode on the batch takes it off again.
     """
-    if _place("hidden_mode_of_forward").qualname == "ScheduleBatch.capture_hidden_mode":
+    if _place("hidden_mode_of_forward").kind == "attribute":
         batch.capture_hidden_mode = hidden_mode
         return target_worker.forward_batch_generation(batch)
     return target_worker.forward_batch_generation(batch, capture_hidden_mode=hidden_mode)
+
+
+def prefill_lengths(batch: Any) -> list[int]:
+    """Tokens that each request of a prefill brings: an older worker gets a batch of its own."""
+    lengths: list[int] = (
+        batch.extend_lens if hasattr(batch, "extend_lens") else batch.extend_seq_lens
+    )
+    return lengths
+
+
+def announce_lengths(
+    result: Any, lengths: torch.Tensor, publish: Callable[[torch.Tensor], None] | None
+) -> None:
+    """Tell the scheduler the new sequence lengths, before any work of the draft is queued.
+
+    Args:
+        result: of the step, with its next draft input.
+        lengths: [batch] int64.
+        publish: given by releases whose schedule waits for the lengths and not for the step.
+    """
+    if _place("new_lengths").qualname == "EagleDraftInput.verify_done":
+        result.next_draft_input.new_seq_lens = lengths
+        result.next_draft_input.verify_done = torch.get_device_module(lengths.device).Event()
+        result.next_draft_input.verify_done.record()
+        return
+    result.new_seq_lens = lengths
+    if publish is not None:
+        publish(lengths)
 
 
 def reserved_slots(
@@ -142,17 +170,13 @@ def recurrent_hidden(draft_worker: Any) -> tuple[int | None, torch.dtype]:
 
 def resolved(server_args: Any) -> Any:
     """A view of the arguments with everything that SGLang decided about them so far."""
-    from sglang.srt.arg_groups import speculative_hook
-
-    view = getattr(speculative_hook, "resolving_view", None)
+    view = getattr(_speculative_hook(), "resolving_view", None)
     return server_args if view is None else view(server_args)
 
 
 def decide(server_args: Any, **fields: Any) -> None:
     """Set arguments during SGLang's own resolution of them, the way that it does."""
-    from sglang.srt.arg_groups import speculative_hook
-
-    declare = getattr(speculative_hook, "declare_resolution", None)
+    declare = getattr(_speculative_hook(), "declare_resolution", None)
     if declare is not None:
         declare(server_args, "sglang_spec_ext", **fields)
         return
@@ -176,6 +200,15 @@ def internal_state_answer(updated: bool) -> Any:
     # up to 0.5.15 the answer also holds all arguments, which nobody reads
     more: dict[str, Any] = {"server_args": {}} if "server_args" in answer.__annotations__ else {}
     return answer(updated=updated, **more)
+
+
+def _speculative_hook() -> Any:
+    # where the arguments resolve themselves there is no such module, and nothing to ask it for
+    try:
+        from sglang.srt.arg_groups import speculative_hook
+    except ImportError:
+        return None
+    return speculative_hook
 
 
 def decode_graph_runner(target_runner: Any) -> Any | None:

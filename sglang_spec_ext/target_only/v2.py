@@ -97,7 +97,8 @@ class TargetOnlyStep:
         result = original(self.worker, batch, *args, **kwargs)
         if self.policy.mode is Mode.TARGET_ONLY and self._last_hidden is not None:
             # this request's first decode may be the resume
-            lengths = torch.as_tensor(batch.extend_lens, device=self._last_hidden.device)
+            device = self._last_hidden.device
+            lengths = torch.as_tensor(sglang_api.prefill_lengths(batch), device=device)
             last = torch.cumsum(lengths, dim=0) - 1
             self._last_hidden[batch.req_pool_indices] = result.logits_output.hidden_states[last]
         return result
@@ -128,13 +129,11 @@ class TargetOnlyStep:
             result = sglang_api.target_forward(
                 self.worker.target_worker, step, self._stubs.target_capture
             )
-        result.new_seq_lens = step.seq_lens
-        if on_publish is not None:
-            on_publish(result.new_seq_lens)
+        result.next_draft_input = self._stubs.draft_input(size, result.next_token_ids)
+        sglang_api.announce_lengths(result, step.seq_lens, on_publish)
 
         result.accept_lens = self._stubs.ones(size)
         result.speculative_num_draft_tokens = 1
-        result.next_draft_input = self._stubs.draft_input(size, result.next_token_ids)
         if batch.return_logprob:
             _one_column(result.logits_output)
         observe.mark_target_only(result)
@@ -263,13 +262,14 @@ class _Stubs:
         draft_input: Any,
     ) -> Any:
         """What a verify hands to SGLang's draft extend."""
-        return self._result_class(
+        result = self._result_class(
             logits_output=self._output_class(next_token_logits=None, hidden_states=hidden),
             next_token_ids=tokens,
             accept_lens=accept_lens,
-            new_seq_lens=new_seq_lens,
             next_draft_input=draft_input,
         )
+        result.new_seq_lens = new_seq_lens  # no field of every release
+        return result
 
 
 def _logits_output_class() -> Any:

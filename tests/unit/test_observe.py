@@ -130,6 +130,13 @@ def test_a_report_without_a_verify_is_that_of_a_plain_server(
     assert this.scheduler.spec_algorithm is Algorithm.EAGLE3
 
 
+def test_a_scheduler_that_reports_itself() -> None:
+    this = SimpleNamespace(spec_num_forward_ct=0, spec_algorithm=Algorithm.EAGLE3)
+    seen = observe.SpecMetrics().report_decode_stats(lambda it: it.spec_algorithm, this)
+    assert seen is Algorithm.NONE
+    assert this.spec_algorithm is Algorithm.EAGLE3
+
+
 def test_a_report_that_fails_leaves_the_scheduler_speculative() -> None:
     this = reporter(0)
 

@@ -9,6 +9,7 @@ import pytest
 
 from sglang_spec_ext import refusals
 from sglang_spec_ext.args import Settings, SettingsError
+from sglang_spec_ext.compat import contracts
 
 FLAG = "--speculative-disable-batch-threshold"
 SETTINGS = Settings(16, 16)
@@ -30,6 +31,7 @@ CLEAN = {
     "enable_pdmux": False,
     "enable_hisparse": False,
     "enable_unified_memory": False,
+    "disable_overlap_schedule": False,
 }
 
 # (the arguments that bring it about, the entry of REFUSALS, the word of the fix)
@@ -52,7 +54,17 @@ CASES = [
     ({"enable_pdmux": True}, "--enable-pdmux", "drop it"),
     ({"enable_hisparse": True}, "--enable-hisparse", "drop it"),
     ({"enable_unified_memory": True}, "a unified memory pool", "--enable-unified-memory"),
+    (
+        {"disable_overlap_schedule": True},
+        "the spec-v1 worker, which this SGLang takes without the overlap schedule",
+        "--speculative-eagle-topk 1",
+    ),
 ]
+
+
+@pytest.fixture(autouse=True)
+def spec_v1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contracts, "has_spec_v1", lambda: True)
 
 
 def arguments(**changed: Any) -> SimpleNamespace:
@@ -71,6 +83,11 @@ def test_a_release_without_the_arguments_is_not_refused() -> None:
 def test_arguments_that_are_none_are_not_refused() -> None:
     nothing = dict.fromkeys(CLEAN) | {"speculative_algorithm": "EAGLE3"}
     refusals.check(SimpleNamespace(**nothing), SETTINGS)
+
+
+def test_without_a_spec_v1_worker_overlap_may_be_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contracts, "has_spec_v1", lambda: False)
+    refusals.check(arguments(disable_overlap_schedule=True), SETTINGS)
 
 
 @pytest.mark.parametrize(("changed", "what", "fix"), CASES, ids=lambda v: str(v))

@@ -91,6 +91,69 @@ def test_recurrent_hidden_of_a_draft_worker(has: Has) -> None:
     assert sglang_api.recurrent_hidden(worker) == (8, "bf16")
 
 
+# ---------------------------------------------------------------------------- batch and result
+
+
+def test_prefill_lengths_of_either_batch() -> None:
+    assert sglang_api.prefill_lengths(SimpleNamespace(extend_lens=[3, 1])) == [3, 1]
+    assert sglang_api.prefill_lengths(SimpleNamespace(extend_seq_lens=[3, 1])) == [3, 1]
+
+
+def test_new_lengths_on_the_result_and_published(has: Has, mocker: MockerFixture) -> None:
+    has("new_lengths", "GenerationBatchResult.new_seq_lens")
+    result, publish = SimpleNamespace(), mocker.Mock()
+    sglang_api.announce_lengths(result, "lengths", publish)
+    publish.assert_called_once_with("lengths")
+    assert result.new_seq_lens == "lengths"
+    sglang_api.announce_lengths(result, "others", None)  # no overlap schedule
+    assert result.new_seq_lens == "others"
+
+
+def test_new_lengths_in_the_draft_input_with_an_event(has: Has, mocker: MockerFixture) -> None:
+    has("new_lengths", "EagleDraftInput.verify_done")
+    device = mocker.patch.object(sglang_api.torch, "get_device_module")
+    result = SimpleNamespace(next_draft_input=SimpleNamespace())
+    lengths = SimpleNamespace(device="cuda:1")
+    sglang_api.announce_lengths(result, lengths, None)
+    device.assert_called_once_with("cuda:1")
+    event = device.return_value.Event.return_value
+    event.record.assert_called_once_with()
+    assert vars(result.next_draft_input) == {"new_seq_lens": lengths, "verify_done": event}
+
+
+# ---------------------------------------------------------------------------- server arguments
+
+
+def speculative_hook(monkeypatch: pytest.MonkeyPatch, **names: Any) -> None:
+    package = ModuleType("sglang.srt.arg_groups")
+    package.speculative_hook = SimpleNamespace(**names)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+
+
+def test_arguments_through_sglangs_own_resolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+    speculative_hook(
+        monkeypatch,
+        resolving_view=lambda record: ("view of", record),
+        declare_resolution=lambda *a, **k: said.append((a, k)),
+    )
+    assert sglang_api.resolved("record") == ("view of", "record")
+    sglang_api.decide("record", max_running_requests=3)
+    assert said == [(("record", "sglang_spec_ext"), {"max_running_requests": 3})]
+
+
+@pytest.mark.parametrize("module", [True, False])
+def test_arguments_that_resolve_themselves(monkeypatch: pytest.MonkeyPatch, module: bool) -> None:
+    if module:
+        speculative_hook(monkeypatch)
+    else:
+        monkeypatch.setitem(sys.modules, "sglang.srt.arg_groups", None)
+    record = SimpleNamespace()
+    assert sglang_api.resolved(record) is record
+    sglang_api.decide(record, max_running_requests=3)
+    assert record.max_running_requests == 3
+
+
 # ---------------------------------------------------------------------------- graphs
 
 RUNNERS = {"DecodeCudaGraphRunner": "decode_cuda_graph_runner", "CudaGraphRunner": "graph_runner"}

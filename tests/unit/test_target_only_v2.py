@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the step wo
 
 from sglang_spec_ext import observe  # noqa: E402
 from sglang_spec_ext.args import Settings, SettingsError  # noqa: E402
+from sglang_spec_ext.compat import contracts  # noqa: E402
 from sglang_spec_ext.policy import Mode  # noqa: E402
 from sglang_spec_ext.target_only import v2  # noqa: E402
 
@@ -84,10 +85,6 @@ def slots_of(batch: Any, req_to_token: Any, start: Any, width: int) -> Any:
     return req_to_token[batch.req_pool_indices[:, None], columns].reshape(-1)
 
 
-def target_forward(target_worker: Any, step: Any, hidden_mode: Any) -> Any:
-    return target_worker.forward_batch_generation(step, capture_hidden_mode=hidden_mode)
-
-
 @pytest.fixture(autouse=True)
 def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     """The few names of SGLang that the step imports, without SGLang."""
@@ -112,7 +109,8 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     api = v2.sglang_api
     names = {"draft_input": Result, "hybrid_request_pool": HybridReqToTokenPool}
     monkeypatch.setattr(api, "resolve", names.__getitem__)
-    monkeypatch.setattr(api, "target_forward", target_forward)
+    todays = {point.name: point for point in reversed(contracts.TOUCH_POINTS)}
+    monkeypatch.setattr(api, "_place", todays.__getitem__)
     monkeypatch.setattr(api, "reserved_slots", slots_of)
     monkeypatch.setattr(api, "draft_contexts", contexts)
     monkeypatch.setattr(api, "recurrent_hidden", lambda draft: (DRAFT_WIDTH, torch.float16))
