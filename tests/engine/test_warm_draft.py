@@ -42,6 +42,7 @@ def after_resume(crossing: Crossing, body: Body) -> list[tuple[int, int]]:
 
 
 def window(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    need(bool(found), "the request ended before the window")
     start = found[0][0]
     kept = [(position, length) for position, length in found if position < start + WINDOW]
     need(found[-1][0] >= start + WINDOW, "the request ended within the window")
