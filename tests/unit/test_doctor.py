@@ -286,6 +286,17 @@ def test_the_page_of_a_running_server() -> None:
         assert line in lines, line
 
 
+@pytest.mark.parametrize(("version", "shown"), [("0.5.23", False), ("0.4.1", True)])
+def test_arguments_are_those_that_are_not_the_default_of_the_release(
+    version: str, shown: bool
+) -> None:
+    flags = running(version=version, speculative_ngram_capacity=10000000).flags
+    assert flags["attention_backend"] == "fa3"
+    assert flags["speculative_num_steps"] == 3
+    assert ("speculative_ngram_capacity" in flags, "dp_size" in flags) == (shown, shown)
+    assert "speculative_adaptive" not in flags
+
+
 def test_a_server_without_the_plugin_says_so() -> None:
     assert "plugin            not bound in this server" in page(facts(there=PLAIN))
 

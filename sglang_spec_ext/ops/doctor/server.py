@@ -8,7 +8,9 @@ from urllib.parse import urlsplit
 
 import requests
 
+from sglang_spec_ext.compat.releases import nearest
 from sglang_spec_ext.observe import CONFIRMATION
+from sglang_spec_ext.ops.preflight.flags import recorded
 from sglang_spec_ext.ops.wait.probe import reachable
 from sglang_spec_ext.runtime_state import STATE_KEY
 
@@ -75,13 +77,20 @@ class Server:
 
     @property
     def flags(self) -> dict[str, Any]:
-        """Effective arguments that matter here and are set."""
+        """Effective arguments that matter here and are not what the release has by default."""
         names = [name for name in self.info if name.startswith("speculative_")]
         return {
             name: self.info[name]
             for name in (*names, *SHOWN)
-            if self.info.get(name) not in (None, False, "", [])
+            if self.info.get(name) not in (None, False, "", [], self._default(name))
         }
+
+    def _default(self, name: str) -> Any:
+        try:
+            flag = recorded(nearest(self.version)[0]).by_dest.get(name)
+        except ValueError:
+            return None  # a release of which nothing is recorded
+        return flag.default if flag else None
 
     @property
     def cap(self) -> int | None:
