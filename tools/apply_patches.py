@@ -349,7 +349,7 @@ def find_releases(option: str | None) -> dict[str, str]:
     here = os.path.dirname(os.path.abspath(__file__))
     places = [option] if option else [os.path.join(here, "..", "patches"), f"{here}/patches"]
     for place in places:
-        folders = sorted(glob.glob(os.path.join(glob.escape(place), "*", "series")))
+        folders = sorted(glob.glob(os.path.join(glob.escape(place), "[0-9]*", "series")))
         if folders:
             paths = [os.path.normpath(os.path.dirname(series)) for series in folders]
             return {os.path.basename(path): path for path in paths}

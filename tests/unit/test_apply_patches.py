@@ -296,6 +296,15 @@ def test_release_without_patches_is_a_wrong_base(world: World) -> None:
     assert code == 4 and "no patches for SGLang 9.9.7" in message and "9.9.1, 9.9.2" in message
 
 
+def test_a_folder_of_sources_is_no_release(world: World) -> None:
+    """As in the repository, where the diffs are made from `source/`, which has a series too."""
+    (world.patches / "source").mkdir()
+    (world.patches / "source" / "series").write_text("kimi_k25\n")
+    write_tree(world.site, dict.fromkeys(PRISTINE, "other\n"), version="9.9.7")
+    code, message = error(world.run("apply"))
+    assert code == 4 and "9.9.1, 9.9.2" in message and "source" not in message
+
+
 def test_release_is_found_by_hash_when_the_version_says_nothing(world: World) -> None:
     world.path("sglang/_version.py").unlink()
     report = world.run("status")
