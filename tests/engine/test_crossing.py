@@ -12,6 +12,7 @@ from typing import Any
 from crossing import (
     CAPACITY,
     LEAD,
+    THRESHOLD,
     Crossing,
     Stream,
     ask_all,
@@ -154,6 +155,12 @@ def test_chunked_prefill_joins_in_both_modes(crossing_server: Server) -> None:
     assert_language(crossing)
     whole = [line for line in crossing.log if "Prefill batch" in line and "#new-token: 128" in line]
     assert len(whole) >= 8, "no prompt was prefilled in pieces"
+
+
+def test_the_log_says_what_the_command_line_asked_for(crossing_server: Server, topk: int) -> None:
+    (line,) = [x for x in crossing_server.log().splitlines() if "spec-ext active" in x]
+    assert f"N={THRESHOLD}, M={THRESHOLD}, K=4, max_running_requests=8" in line
+    assert f"topk={topk}" in line
 
 
 def test_a_leak_is_seen(crossing_server: Server, faults: Faults) -> None:

@@ -1,7 +1,7 @@
-"""The ways in: command line, ``sgl.Engine`` and what happens without the flag.
+"""The ways in: ``--help``, ``sgl.Engine`` and what happens without the flag.
 
-The other two, ``sglang serve`` and the environment variable, start servers of
-test_other_configurations.py.
+The command line starts the servers of test_crossing.py; the other two doors, ``sglang serve`` and
+the environment variable, start servers of test_other_configurations.py.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from crossing import THRESHOLD
-from sglang_servers import Server, server_environment
+from sglang_servers import server_environment
 
 from sglang_spec_ext.args import FLAGS
-from sglang_spec_ext.compat.contracts import ARGUMENT_SEAM, LAUNCHER
+from sglang_spec_ext.compat.contracts import ARGUMENT_SEAM, LAUNCHER, in_use
 
 PROGRAMS = Path(__file__).parent / "programs"
 TIMEOUT_S = 400
@@ -49,12 +48,6 @@ def results() -> Iterator[dict[str, Future[Result]]]:
     """What came of each of `COMMANDS`. Two run at a time, since each spends its time importing."""
     with ThreadPoolExecutor(2) as pool:
         yield {name: pool.submit(run, *command) for name, command in COMMANDS.items()}
-
-
-def test_command_line_door(crossing_server: Server, topk: int) -> None:
-    (line,) = [x for x in crossing_server.log().splitlines() if "spec-ext active" in x]
-    assert f"N={THRESHOLD}, M={THRESHOLD}, K=4, max_running_requests=8" in line
-    assert f"topk={topk}" in line
 
 
 def test_help_shows_the_flags(results: dict[str, Future[Result]]) -> None:
@@ -88,6 +81,6 @@ def test_without_the_flag_the_launcher_has_only_the_argument_seam(
     result = results["functions"].result()
     assert result.returncode == 0, result.stderr[-3000:]
     told = json.loads(result.stdout.splitlines()[-1])
-    seam = {point.target for point in ARGUMENT_SEAM}
+    seam = {point.target for point in in_use(ARGUMENT_SEAM)}
     assert set(told["without_flag"]) == seam
-    assert set(told["with_flag"]) == seam | {point.target for point in LAUNCHER}
+    assert set(told["with_flag"]) == seam | {point.target for point in in_use(LAUNCHER)}

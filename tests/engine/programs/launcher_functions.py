@@ -9,13 +9,13 @@ from typing import Any
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import prepare_server_args
 
-from sglang_spec_ext.compat.contracts import TOUCH_POINTS
+from sglang_spec_ext.compat.contracts import TOUCH_POINTS, in_use
 from testbed import engine
 
 
 def functions() -> dict[str, Any]:
     found = {}
-    for point in TOUCH_POINTS:
+    for point in in_use(TOUCH_POINTS):
         if point.hooked:
             owner, _, name = point.target.rpartition(".")
             found[point.target] = vars(pkgutil.resolve_name(owner))[name]
