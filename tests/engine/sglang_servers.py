@@ -103,8 +103,17 @@ class Server:
         return held
 
     def flush_cache(self) -> None:
-        """Empty the radix cache; works only while no request runs."""
-        self.client.post("/flush_cache").raise_for_status()
+        """Empty the radix cache, once the last request has ended.
+
+        A client has its answer a little before the scheduler has let go of the request; until
+        then SGLang answers 400. Raises httpx.HTTPStatusError if it still does after a while.
+        """
+        deadline = time.monotonic() + IDLE_TIMEOUT_S
+        while (answer := self.client.post("/flush_cache")).status_code == 400:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.2)
+        answer.raise_for_status()
 
     def log(self) -> str:
         """Everything that the server's processes have written so far; gone once it is stopped."""
