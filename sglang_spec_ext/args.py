@@ -29,8 +29,23 @@ FLAGS = {"threshold": THRESHOLD_FLAG, "resume_threshold": RESUME_FLAG, "min_step
 # Engine(**kwargs) and argparse destinations use the flag's own name.
 KEYWORDS = {name: flag[2:].replace("-", "_") for name, flag in FLAGS.items()}
 
+# What becomes of errors that `check-draft` finds before weights load.
+CHECK_FLAG = "--speculative-draft-check"
+CHECK_KEYWORD = "speculative_draft_check"
+CHECK_ENV = "SGLANG_SPEC_EXT_DRAFT_CHECK"
+CHECK_MODES = ("stop", "warn", "off")
+
 # The launcher hands the settings to the processes that it spawns through this one.
 WORKER_ENV = "SGLANG_SPEC_EXT_WORKER"
+# Algorithms that draft from hidden states of some of the target's layers: its class may lack the
+# hooks that they call, and is given them whether or not there is a flag of ours.
+CAPTURING = ("EAGLE3", "DFLASH")
+# Those with a draft model, which `check-draft` knows or which capture.
+DRAFTING = (*CAPTURING, "EAGLE", "NEXTN")
+# "0" leaves SGLang's model classes alone; "1" is for launchers whose arguments we do not see.
+HOOKS_ENV = "SGLANG_SPEC_EXT_EAGLE3_HOOKS"
+# The launcher tells the processes that it spawns what a server with a draft gets in any case.
+DRAFTING_WORKER_ENV = "SGLANG_SPEC_EXT_DRAFTING_WORKER"
 # Attribute on ServerArgs: an underscore name survives SGLang's sealing and pickling, and a plain
 # string survives every place that serialises the record.
 RECORD_ATTRIBUTE = "_spec_ext"
@@ -177,6 +192,64 @@ def from_worker_env(environ: Mapping[str, str] = os.environ) -> Settings | None:
     return Settings.from_json(text) if text else None
 
 
+def wants_hooks(algorithm: Any, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a server with this ``--speculative-algorithm`` gets hooks for its target.
+
+    Raises:
+        SettingsError: the variable that switches them off and on holds something else.
+    """
+    given = environ.get(HOOKS_ENV, "").strip()
+    if given not in ("", "0", "1"):
+        raise SettingsError(
+            f"{HOOKS_ENV} {given!r} is neither 0 nor 1. Example: {HOOKS_ENV}=0 leaves SGLang's "
+            "model classes as they are"
+        )
+    return given == "1" or (given == "" and str(algorithm or "").upper() in CAPTURING)
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What a server with a draft gets with or without our flags.
+
+    Attributes:
+        hooks: the target gets the hooks that its class lacks.
+        check: one of CHECK_MODES; "off" also stops the look at accepted drafts.
+    """
+
+    hooks: bool
+    check: str
+
+
+def drafts(algorithm: Any) -> bool:
+    """Whether a server with this ``--speculative-algorithm`` has a draft that we look at."""
+    return str(algorithm or "").upper() in DRAFTING
+
+
+def drafting_to_env(hooks: bool, check: str) -> dict[str, str]:
+    return {DRAFTING_WORKER_ENV: json.dumps(asdict(Drafting(hooks, check)))}
+
+
+def drafting_from_worker_env(environ: Mapping[str, str] = os.environ) -> Drafting | None:
+    text = environ.get(DRAFTING_WORKER_ENV)
+    return Drafting(**json.loads(text)) if text else None
+
+
+def draft_check(given: Any = None, environ: Mapping[str, str] = os.environ) -> str:
+    """One of CHECK_MODES, out of a flag's or keyword's value or else the environment.
+
+    Raises:
+        SettingsError: it is none of them.
+    """
+    name, value = (CHECK_FLAG, given) if given is not None else (CHECK_ENV, environ.get(CHECK_ENV))
+    mode = str(value or CHECK_MODES[0]).strip().lower()
+    if mode not in CHECK_MODES:
+        raise SettingsError(
+            f"{name} {value!r} is none of {', '.join(CHECK_MODES)}. Example: {CHECK_FLAG} warn "
+            "starts the server whatever is wrong with the draft"
+        )
+    return mode
+
+
 def pop_keywords(kwargs: MutableMapping[str, Any]) -> Settings | None:
     """Take our keyword arguments out of ``Engine(**kwargs)``."""
     raw: dict[str, Any] = {field: kwargs.pop(keyword, None) for field, keyword in KEYWORDS.items()}
@@ -195,13 +268,21 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sglang_spec_ext")
     for (field, flag), metavar in zip(FLAGS.items(), "NMK", strict=True):
         group.add_argument(flag, type=str, default=None, metavar=metavar, help=_HELP[field])
+    group.add_argument(
+        CHECK_FLAG,
+        type=str,
+        default=None,
+        metavar="MODE",
+        help="Before weights load, check the draft as `sglang-spec-ext check-draft` does, and on "
+        "errors stop (default), or only warn, or off: do not check.",
+    )
     _never_abbreviate(parser)
 
 
 def _never_abbreviate(parser: argparse.ArgumentParser) -> None:
     # argparse accepts unique prefixes; a new flag can make an old prefix ambiguous. Ours are
     # therefore matched by their full name only, which argparse looks up before prefixes.
-    ours = set(KEYWORDS.values())
+    ours = {*KEYWORDS.values(), CHECK_KEYWORD}
     original = parser._get_option_tuples
 
     def without_ours(option_string: str) -> list[Any]:

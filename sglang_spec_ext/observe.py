@@ -139,3 +139,47 @@ def request_spec_metrics(
     verifies = meta_info.get("spec_verify_ct")
     if verifies and "spec_num_correct_drafts" in meta_info:
         meta_info["spec_accept_length"] = 1 + meta_info["spec_num_correct_drafts"] / verifies
+
+
+class AcceptWatch:
+    """Says once and loudly that no drafted token is ever accepted.
+
+    Watches the first `WINDOW` verifies of greedy requests: a sampled request may reject good drafts
+    for long, a greedy one does not. Then it stops looking.
+    """
+
+    WINDOW = 256
+    # what rounds to the 1.00 of SGLang's own log
+    _STUCK_BELOW = 1.005
+
+    def __init__(self) -> None:
+        self._verifies = 0
+        self._correct = 0
+
+    def resolve_spec_tokens(
+        self, original: Callable[..., Any], processor: Any, result: Any, batch: Any
+    ) -> Any:
+        """Around ``SchedulerBatchResultProcessor._resolve_spec_v2_tokens``."""
+        tokens = original(processor, result, batch)
+        if self._verifies < self.WINDOW and not is_target_only(result):
+            self._count(batch.reqs, result.num_correct_drafts_per_req_cpu)
+        return tokens
+
+    def _count(self, requests: Any, correct: list[int]) -> None:
+        for request, drafts in zip(requests, correct, strict=True):
+            # SGLang turns temperature 0 into the choice of the single likeliest token
+            if request.sampling_params.top_k == 1:
+                self._verifies += 1
+                self._correct += drafts
+        if self._verifies < self.WINDOW:
+            return
+        length = 1 + self._correct / self._verifies
+        if length < self._STUCK_BELOW:
+            logger.warning(
+                "spec-ext warning: accept length is %.2f over %d verifies of greedy requests: the "
+                "draft's tokens are never accepted, and the server is slower than without "
+                "speculation. The draft was probably loaded in part, or belongs to another target. "
+                "Run: sglang-spec-ext check-draft --target TARGET --draft DRAFT",
+                length,
+                self._verifies,
+            )

@@ -5,7 +5,11 @@ when a plugin raises an Exception. So whatever must not go unnoticed leaves here
 is raised from a hook, where nobody catches it.
 
 Launcher without the flag: only the argument seam is bound, without which there could be no flag.
-Scheduler without the flag: nothing is.
+Scheduler without the flag: nothing is. That is so for every server that does not speculate with a
+draft model. For one that does, three things more are bound, also without the flag, and none changes
+what a request computes: the check of the draft before weights load, the load of the target, where
+it gets hooks that its class lacks and SGLang calls, and a count of accepted drafts that looks at
+the first few hundred verifies and warns if there are none.
 """
 
 from __future__ import annotations
@@ -18,10 +22,18 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from sglang_spec_ext import args, observe, refusals
+from sglang_spec_ext import args, draft_check, observe, refusals
 from sglang_spec_ext.args import Settings, SettingsError
 from sglang_spec_ext.compat import contracts, hooks, releases
-from sglang_spec_ext.compat.contracts import ARGUMENT_SEAM, LAUNCHER, SCHEDULER, TouchPoint
+from sglang_spec_ext.compat.contracts import (
+    ARGUMENT_SEAM,
+    LAUNCHER,
+    LOADING,
+    LOADING_CALLED,
+    SCHEDULER,
+    TouchPoint,
+)
+from sglang_spec_ext.eagle3_hooks import loading
 from sglang_spec_ext.runtime_state import STATE_KEY, RuntimeState, relay_update
 
 logger = logging.getLogger("sglang_spec_ext")
@@ -36,14 +48,20 @@ class NotBoundError(RuntimeError):
 def register() -> None:
     """Called by SGLang's plugin loader in each process."""
     settings = args.from_worker_env()
-    if settings is not None:
+    drafting = args.drafting_from_worker_env()
+    if settings is not None or drafting is not None:
         # detokenizer and tokenizer processes load plugins too, and have no use for ours
         if _SCHEDULER_MODULE in sys.modules:
-            _bind_scheduler(settings)
+            if settings is not None:
+                _bind_scheduler(settings)
+            if drafting is not None:
+                _bind_drafting_scheduler(drafting)
         return
     missing = _bind_argument_seam()
     with _exit_on(SettingsError):
         from_env = args.from_env()
+        if args.wants_hooks(None):  # of a launcher whose arguments we do not see
+            _bind_drafting_launcher()
     if from_env is not None:
         with _exit_on(NotBoundError):
             if missing:
@@ -56,9 +74,13 @@ def register() -> None:
 
 def verify_bound() -> list[str]:
     """Targets that should be bound in this process and are not."""
-    if args.from_worker_env() is not None:
-        return hooks.unbound(_scheduler_hooks())
-    return _unbound_argument_seam()
+    settings, drafting = args.from_worker_env(), args.drafting_from_worker_env()
+    if settings is None and drafting is None:
+        return _unbound_argument_seam()
+    missing = hooks.unbound(_scheduler_hooks()) if settings is not None else []
+    if drafting is not None:
+        missing += hooks.unbound(_drafting_hooks(drafting))
+    return missing
 
 
 # ------------------------------------------------------------------------ argument seam
@@ -106,6 +128,10 @@ def _from_cli_args(
     _started_from_command_line = True
     with _exit_on(SettingsError, NotBoundError):
         settings = args.from_namespace(namespace)
+        _prepare_drafting(
+            getattr(namespace, "speculative_algorithm", None),
+            getattr(namespace, args.CHECK_KEYWORD, None),
+        )
         return _construct(settings, lambda: original(cls, namespace, *rest))
 
 
@@ -117,6 +143,7 @@ class _ServerArgsFactory:
 
     def __call__(self, **kwargs: Any) -> Any:
         settings = args.pop_keywords(kwargs)
+        _prepare_drafting(kwargs.get("speculative_algorithm"), kwargs.pop(args.CHECK_KEYWORD, None))
         return _construct(settings, lambda: self.record_class(**kwargs))
 
     def __getattr__(self, name: str) -> Any:
@@ -182,13 +209,16 @@ def _installed_release() -> str:
 
 
 def _check_server_args(original: Callable[..., Any], record: Any) -> Any:
+    from sglang_spec_ext.compat import sglang_api
+
     result = original(record)
     settings = _settings_of(record)
-    if settings is not None:
-        from sglang_spec_ext.compat import sglang_api
-
-        with _exit_on(*([SettingsError] if _started_from_command_line else [])):
-            refusals.check(sglang_api.resolved(record), settings)
+    with _exit_on(*([SettingsError] if _started_from_command_line else [])):
+        resolved = sglang_api.resolved(record)
+        if settings is not None:
+            refusals.check(resolved, settings)
+        if args.drafts(getattr(resolved, "speculative_algorithm", None)):
+            draft_check.run(resolved, _check_mode())
     return result
 
 
@@ -210,11 +240,14 @@ def _launch_subprocesses(
     original: Callable[..., Any], cls: type, server_args: Any, *rest: Any, **kwargs: Any
 ) -> Any:
     settings = _settings_of(server_args)
-    if settings is None:
-        return original(cls, server_args, *rest, **kwargs)
-    with _environment(settings.to_env()):
+    variables = settings.to_env() if settings is not None else {}
+    algorithm = getattr(server_args, "speculative_algorithm", None)
+    if args.drafts(algorithm):
+        variables |= args.drafting_to_env(args.wants_hooks(algorithm), _check_mode())
+    with _environment(variables):
         launched = original(cls, server_args, *rest, **kwargs)
-    _require_confirmation(launched)
+    if settings is not None:
+        _require_confirmation(launched)
     return launched
 
 
@@ -232,6 +265,60 @@ def _require_confirmation(launched: Any) -> None:
         problems = ["no scheduler process reported to the launcher"]
     if problems:
         raise NotBoundError(_explain(problems))
+
+
+# ------------------------------------------------------------------------ with a draft, any server
+
+_asked_check_mode: Any = None
+_watch = observe.AcceptWatch()
+# bound once: a bind is recognised by the identity of the hook
+_watch_hook: hooks.Hook = _watch.resolve_spec_tokens
+
+
+def _check_mode() -> str:
+    return args.draft_check(_asked_check_mode)
+
+
+def _prepare_drafting(algorithm: Any, check_mode: Any) -> None:
+    """Bind, in the launcher, what a server with a draft gets without any flag."""
+    global _asked_check_mode
+    _asked_check_mode = check_mode
+    mode = _check_mode()
+    if args.drafts(algorithm) and (args.wants_hooks(algorithm) or mode != "off"):
+        _bind_drafting_launcher()
+
+
+def _bind_drafting_launcher() -> None:
+    names = ("check_server_args", "launch_subprocesses")
+    wanted = {p: hook for p, hook in _launcher_hooks().items() if p.name in names}
+    problems = contracts.check(points=(*wanted, *LOADING, *LOADING_CALLED))
+    _warn_of(problems or hooks.bind(wanted))
+
+
+def _drafting_hooks(drafting: args.Drafting) -> dict[TouchPoint, hooks.Hook]:
+    wanted: dict[TouchPoint, hooks.Hook] = {}
+    if drafting.hooks:
+        wanted |= dict.fromkeys(LOADING, loading.load_model)
+    if drafting.check != "off":
+        steps = contracts.in_use(SCHEDULER)
+        wanted |= {p: _watch_hook for p in steps if p.name == "resolve_spec_tokens"}
+    return wanted
+
+
+def _bind_drafting_scheduler(drafting: args.Drafting) -> None:
+    _warn_of(hooks.bind(_drafting_hooks(drafting)))
+
+
+def _warn_of(problems: list[str]) -> None:
+    if problems:
+        # nobody asked for these by a flag: the server runs as without the plugin, and SGLang itself
+        # stops at a target that lacks hooks
+        logger.warning(
+            "spec-ext: targets get no EAGLE-3 hooks and drafts are not watched with SGLang %s, "
+            "where this is missing: %s",
+            _installed_release(),
+            "; ".join(problems),
+        )
 
 
 # ------------------------------------------------------------------------ scheduler process

@@ -185,6 +185,29 @@ SCHEDULER = (
     ),
 )  # fmt: skip
 
+# Bound where EAGLE3 or DFLASH drafts, also without the flag: see eagle3_hooks.
+LOADING = (
+    TouchPoint(
+        "load_model", "sglang.srt.model_executor.model_runner", "ModelRunner.load_model", "method",
+        (),
+        "scheduler", "gives the loaded target the hooks that its class lacks; arms the check",
+    ),
+)  # fmt: skip
+
+# What that needs besides.
+LOADING_CALLED = (
+    TouchPoint(
+        "model_architecture", "sglang.srt.model_loader.utils", "get_model_architecture",
+        "function", ("model_config",),
+        "scheduler", "the target's class before its weights load", hooked=False,
+    ),
+    TouchPoint(
+        "logits_processor", "sglang.srt.layers.logits_processor", "LogitsProcessor.forward",
+        "method", ("input_ids", "hidden_states", "lm_head", "logits_metadata", "aux_hidden_states"),
+        "scheduler", "where the captured states must arrive", hooked=False,
+    ),
+)  # fmt: skip
+
 _FLAG_DECIDES = (
     "hidden states out of the plain decode graphs: all or none, by the flag of the server and, at "
     "replay, by the batch"
@@ -410,7 +433,7 @@ CALLED = (
     ),
 )  # fmt: skip
 
-TOUCH_POINTS = ARGUMENT_SEAM + LAUNCHER + SCHEDULER + CALLED
+TOUCH_POINTS = ARGUMENT_SEAM + LAUNCHER + SCHEDULER + LOADING + LOADING_CALLED + CALLED
 
 
 def site_dir() -> Path | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -295,3 +296,50 @@ def _set(target: Any, name: str, value: Any) -> Iterator[None]:
 def graph_capture() -> Any:
     """SGLang's context around the capture of CUDA graphs; yields an object with ``stream``."""
     return resolve("graph_capture")()
+
+
+@dataclass(frozen=True)
+class CaptureRequest:
+    """Which hidden states the target is to capture.
+
+    Attributes:
+        algorithm: EAGLE3 or DFLASH.
+        captures: False for a draft that reads the last hidden state only.
+        layers: by their outputs; None for SGLang's three default ones.
+        draft: directory or name of the draft.
+    """
+
+    algorithm: str
+    captures: bool
+    layers: Sequence[int] | None
+    draft: str | None
+
+
+def capture_request(runner: Any) -> CaptureRequest | None:
+    """What a ``ModelRunner`` is about to ask of its target; None for drafts and other servers."""
+    algorithm = runner.spec_algorithm
+    if runner.is_draft_worker:
+        return None
+    # up to 0.5.15 the runner itself holds these fields
+    config = getattr(runner, "spec_aux_config", runner)
+    draft = getattr(resolved(runner.server_args), "speculative_draft_model_path", None)
+    if algorithm.is_eagle3():
+        layers = getattr(config, "eagle_aux_hidden_state_layer_ids", None)
+        return CaptureRequest("EAGLE3", bool(config.eagle_use_aux_hidden_state), layers, draft)
+    if hasattr(algorithm, "is_dflash") and algorithm.is_dflash():
+        return CaptureRequest("DFLASH", True, config.dflash_target_layer_ids, draft)
+    return None
+
+
+def target_class(runner: Any) -> type:
+    """The class that a ``ModelRunner`` is about to load."""
+    found: type = resolve("model_architecture")(runner.model_config)[0]
+    return found
+
+
+def logits_processors(model: Any) -> list[Any]:
+    """The modules of a loaded model that turn hidden states into logits."""
+    point = contracts.holding("logits_processor")
+    assert point is not None
+    kind = pkgutil.resolve_name(f"{point.module}:{point.qualname.partition('.')[0]}")
+    return [module for module in model.modules() if isinstance(module, kind)]

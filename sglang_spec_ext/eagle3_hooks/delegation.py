@@ -40,6 +40,8 @@ def refusal(model_class: type, version: str | None, algorithm: str) -> str | Non
     name = model_class.__name__
     if hasattr(model_class, needed_by(algorithm)) or row_of(name, version) is not None:
         return None
+    if any("__getattr__" in vars(c) and c.__module__[:5] != "torch" for c in model_class.__mro__):
+        return None  # it may ask another object, which only the loaded model has
     why = "its layers do not collect them"
     if hasattr(model_class, CAPTURE_DSPARK):
         why = "its layers collect them for DSPARK only"
@@ -76,7 +78,7 @@ def install(model: Any, version: str | None, algorithm: str = "EAGLE3") -> list[
     Raises:
         MissingHooksError: what the algorithm calls is missing and cannot be had.
     """
-    made = _Installation(model, version, algorithm).run()
+    made = _Installation(model, version).run()
     needed = needed_by(algorithm)
     if not hasattr(model, needed):
         name = type(model).__name__
@@ -88,30 +90,35 @@ def install(model: Any, version: str | None, algorithm: str = "EAGLE3") -> list[
     return made
 
 
+def install_weights(model: Any, version: str | None) -> list[str]:
+    """The same for a draft that captures nothing and borrows embedding or head all the same."""
+    installation = _Installation(model, version)
+    installation.lend_weights()
+    return installation.made
+
+
 def follow(model: Any, path: str) -> Any:
     """The object at an attribute path such as ``llm.model``; the model itself for an empty one."""
     return functools.reduce(getattr, path.split("."), model) if path else model
 
 
 class _Installation:
-    def __init__(self, model: Any, version: str | None, algorithm: str) -> None:
+    def __init__(self, model: Any, version: str | None) -> None:
         self.model = model
         self.version = version
-        self.algorithm = algorithm
         self.row = row_of(type(model).__name__, version)
         self.made: list[str] = []
 
     def run(self) -> list[str]:
         row = self.row
         if row is None:
-            self._lend_weights()
+            self.lend_weights()
             return self.made
         if row.how is How.DELEGATE:
             # what it wraps may be in the table itself
             inner = follow(self.model, row.inner)
             self.made += [
-                f"{row.inner}.{name}"
-                for name in _Installation(inner, self.version, self.algorithm).run()
+                f"{row.inner}.{name}" for name in _Installation(inner, self.version).run()
             ]
             for name in (CAPTURE, CAPTURE_DFLASH, SET_WEIGHTS):
                 if hasattr(inner, name):
@@ -123,7 +130,7 @@ class _Installation:
         else:
             self._set(CAPTURE, _setter(row, _layers_of(follow(self.model, row.inner))))
             self._set(CAPTURE_DFLASH, _dflash_setter())
-        self._lend_weights()
+        self.lend_weights()
         return self.made
 
     def _set(self, name: str, method: Setter) -> None:
@@ -132,7 +139,7 @@ class _Installation:
             setattr(type(self.model), name, method)
             self.made.append(name)
 
-    def _lend_weights(self) -> None:
+    def lend_weights(self) -> None:
         try:
             self.model.get_embed_and_head()
             works = True
@@ -145,7 +152,7 @@ class _Installation:
                 setattr(type(self.model), GET_WEIGHTS, method)
                 self.made.append(GET_WEIGHTS)
         if hasattr(self.model, GET_WEIGHTS):
-            self._set(SET_WEIGHTS, _set_weights)
+            self._set(SET_WEIGHTS, _set_weights_of(self.row))
 
 
 # ------------------------------------------------------------------------ capture
@@ -232,13 +239,29 @@ def _unpack_before(logits_processor: Any) -> None:
 
 def _weights_of(row: Row) -> Setter:
     def get_embed_and_head(self: Any) -> tuple[Any, Any]:
-        inner = follow(self, row.inner)
-        if row.how is How.DELEGATE and hasattr(inner, GET_WEIGHTS):
-            found: tuple[Any, Any] = inner.get_embed_and_head()
+        holder = _holder(self, row)
+        if holder is not self and hasattr(holder, GET_WEIGHTS):
+            found: tuple[Any, Any] = holder.get_embed_and_head()
             return found
-        return _get_weights(self)
+        return _get_weights(holder)
 
     return get_embed_and_head
+
+
+def _set_weights_of(row: Row | None) -> Setter:
+    def set_embed_and_head(self: Any, embed: Any, head: Any) -> None:
+        modules = _modules_of(self if row is None else _holder(self, row))
+        for module, weight in zip(modules, (embed, head), strict=True):
+            if hasattr(module, "weight"):
+                del module.weight
+            module.weight = weight
+
+    return set_embed_and_head
+
+
+def _holder(model: Any, row: Row) -> Any:
+    """The model that keeps embedding and head: what a wrapper wraps, else the class itself."""
+    return follow(model, row.inner) if row.how is How.DELEGATE else model
 
 
 def _get_weights(self: Any) -> tuple[Any, Any]:
@@ -246,24 +269,19 @@ def _get_weights(self: Any) -> tuple[Any, Any]:
     return embed.weight, head.weight
 
 
-def _set_weights(self: Any, embed: Any, head: Any) -> None:
-    for module, weight in zip(_modules_of(self), (embed, head), strict=True):
-        if hasattr(module, "weight"):
-            del module.weight
-        module.weight = weight
-
-
 def _modules_of(model: Any) -> tuple[Any, Any]:
     """Input embedding and output head; the same module where they are tied.
 
     Raises:
-        AttributeError: there is no embedding where SGLang's models keep it.
+        AttributeError: one of them is not where SGLang's models keep it.
     """
-    owners = list(_inwards(model))
+    owners = _inwards(model)
     embed = next((one.embed_tokens for one in owners if hasattr(one, "embed_tokens")), None)
-    if embed is None:
-        raise AttributeError(f"{type(model).__name__} keeps no embed_tokens where ours look")
-    head = next((one.lm_head for one in owners if hasattr(one, "lm_head")), embed)
+    head = next((one.lm_head for one in owners if hasattr(one, "lm_head")), None)
+    if head is None and getattr(getattr(model, "config", None), "tie_word_embeddings", False):
+        head = embed
+    if embed is None or head is None:
+        raise AttributeError(f"{type(model).__name__} keeps no embed_tokens or lm_head")
     return embed, head
 
 

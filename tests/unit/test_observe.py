@@ -255,3 +255,51 @@ def test_warns_of_a_threshold_that_the_cap_hides(
         assert f"--speculative-disable-batch-threshold {n} can never be exceeded" in text
         assert "at most 8 requests" in text
         assert "--max-running-requests" in text
+
+
+# ---------------------------------------------------------------------------- no draft accepted
+
+
+def watched(*accepted: int, top_k: int = 1, rounds: int = 1, **kind: bool) -> observe.AcceptWatch:
+    """A watch after so many steps, each accepting these numbers of drafts, by request."""
+    watch = observe.AcceptWatch()
+    sampling = SimpleNamespace(top_k=top_k)
+    batch = SimpleNamespace(reqs=[SimpleNamespace(sampling_params=sampling) for _ in accepted])
+    step = SimpleNamespace(num_correct_drafts_per_req_cpu=list(accepted))
+    if kind.get("target_only"):
+        observe.mark_target_only(step)
+    for _ in range(rounds):
+        assert watch.resolve_spec_tokens(lambda *_: "tokens", None, step, batch) == "tokens"
+    return watch
+
+
+HALF = observe.AcceptWatch.WINDOW // 2
+
+
+def test_accept_length_stuck_at_one_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    watched(0, 0, rounds=HALF - 1)
+    assert caplog.records == []
+    watched(0, 0, rounds=3 * HALF)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "accept length is 1.00 over 256 verifies of greedy requests" in record.getMessage()
+    assert "sglang-spec-ext check-draft" in record.getMessage()
+
+
+def test_a_draft_that_is_accepted_now_and_then_is_not_mentioned(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watch = watched(0, 0, rounds=HALF - 1)
+    accepting = SimpleNamespace(num_correct_drafts_per_req_cpu=[2, 0])
+    sampling = SimpleNamespace(top_k=1)
+    batch = SimpleNamespace(reqs=[SimpleNamespace(sampling_params=sampling)] * 2)
+    watch.resolve_spec_tokens(lambda *_: None, None, accepting, batch)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("kind", [{"top_k": 50}, {"target_only": True}])
+def test_what_says_nothing_about_the_draft_does_not_count(
+    kind: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    watched(0, 0, rounds=3 * HALF, **kind)
+    assert caplog.records == []

@@ -22,6 +22,7 @@ FLAG = "--speculative-disable-batch-threshold"
 DOOR = "SGLANG_SPEC_EXT_DISABLE_BATCH_THRESHOLD"
 SETTINGS = Settings(4, 3, 2)
 SEAM = {"add_cli_args", "from_cli_args"}
+DRAFTING_LAUNCHER = {"check_server_args", "launch_subprocesses"}
 LAUNCHER_NAMES = {point.name for point in LAUNCHER}
 SCHEDULER_NAMES = {point.name for point in SCHEDULER}
 
@@ -72,7 +73,9 @@ def bindings(monkeypatch: pytest.MonkeyPatch) -> Bindings:
     monkeypatch.setattr(plugin, "_worker_settings", None)
     monkeypatch.setattr(plugin, "_runtime_state", None)
     monkeypatch.setattr(plugin._metrics, "counts", None)
-    for name in (args.WORKER_ENV, *args.ENV_NAMES.values()):
+    monkeypatch.setattr(plugin, "_asked_check_mode", None)
+    ours = (args.WORKER_ENV, args.DRAFTING_WORKER_ENV, args.HOOKS_ENV, args.CHECK_ENV)
+    for name in (*ours, *args.ENV_NAMES.values()):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delitem(sys.modules, plugin._SCHEDULER_MODULE, raising=False)
     return made
@@ -162,6 +165,116 @@ def test_register_twice_does_no_harm(
     plugin.register()
     assert bindings.bound == once
     assert engine.server_args_class is factory  # not wrapped again
+
+
+# ------------------------------------------------------------------------ with a draft, any server
+
+
+@pytest.mark.parametrize(
+    ("environment", "bound"),
+    [
+        ({}, {"load_model", "resolve_spec_tokens"}),
+        ({"hooks": False}, {"resolve_spec_tokens"}),
+        ({"check": "off"}, {"load_model"}),
+        ({"hooks": False, "check": "off"}, set()),
+    ],
+)
+def test_a_scheduler_with_a_draft_and_no_flag(
+    bindings: Bindings, monkeypatch: pytest.MonkeyPatch, environment: Any, bound: set[str]
+) -> None:
+    asked = {"hooks": True, "check": "stop", **environment}
+    for name, value in args.drafting_to_env(**asked).items():
+        monkeypatch.setenv(name, value)
+    plugin.register()
+    assert bindings.calls == []  # no scheduler process
+    name = plugin._SCHEDULER_MODULE
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    plugin.register()
+    assert bindings.bound.keys() == bound
+    assert plugin.verify_bound() == []
+
+
+def test_with_the_flag_the_scheduler_has_both(
+    bindings: Bindings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker_process(monkeypatch, SETTINGS, scheduler=True)
+    for name, value in args.drafting_to_env(hooks=True, check="stop").items():
+        monkeypatch.setenv(name, value)
+    plugin.register()
+    assert bindings.calls == [SCHEDULER_NAMES, {"load_model", "resolve_spec_tokens"}]
+    assert bindings.bound.keys() == SCHEDULER_NAMES | {"load_model"}
+
+
+def test_what_nobody_asked_for_only_warns_when_it_cannot_bind(
+    bindings: Bindings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bindings.gaps = ["here.it.was: not found in here"]
+    from_cli("--speculative-algorithm", "EAGLE3")
+    assert bindings.calls == []
+    assert "here.it.was: not found" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("line", "environment", "bound"),
+    [
+        (("--speculative-algorithm", "EAGLE3"), {}, DRAFTING_LAUNCHER),
+        (("--speculative-algorithm", "EAGLE"), {}, DRAFTING_LAUNCHER),
+        (("--speculative-algorithm", "EAGLE", "--speculative-draft-check", "off"), {}, set()),
+        (("--speculative-algorithm", "EAGLE3", "--speculative-draft-check", "off"), {},
+         DRAFTING_LAUNCHER),
+        (("--speculative-algorithm", "EAGLE3", "--speculative-draft-check", "off"),
+         {args.HOOKS_ENV: "0"}, set()),
+        (("--speculative-algorithm", "NGRAM"), {}, set()),
+        ((), {}, set()),
+    ],
+)  # fmt: skip
+def test_a_launcher_with_a_draft_and_no_flag(
+    bindings: Bindings,
+    monkeypatch: pytest.MonkeyPatch,
+    line: tuple[str, ...],
+    environment: dict[str, str],
+    bound: set[str],
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    from_cli(*line)
+    assert bindings.bound.keys() == bound
+
+
+def test_a_launcher_whose_arguments_we_do_not_see_can_ask_for_hooks(
+    bindings: Bindings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(args.HOOKS_ENV, "1")
+    plugin.register()
+    assert bindings.bound.keys() == SEAM | DRAFTING_LAUNCHER
+
+
+def test_a_wrong_mode_of_the_check_exits_with_one_line() -> None:
+    with pytest.raises(SystemExit, match="sglang_spec_ext: error: --speculative-draft-check 'no'"):
+        from_cli("--speculative-draft-check", "no")
+
+
+@pytest.mark.usefixtures("api")
+@pytest.mark.parametrize("asked", [None, "warn"])
+def test_the_draft_is_checked_on_the_resolved_record(
+    mocker: MockerFixture, asked: str | None
+) -> None:
+    run = mocker.patch.object(plugin.draft_check, "run", side_effect=SettingsError("bad draft"))
+    plugin._prepare_drafting("EAGLE3", asked)
+    record = server(None)
+    with pytest.raises(SettingsError, match="bad draft"):
+        plugin._check_server_args(lambda record: "ok", record)
+    run.assert_called_once_with(record, asked or "stop")
+    record.speculative_algorithm = None
+    assert plugin._check_server_args(lambda record: "ok", record) == "ok"
+
+
+@pytest.mark.usefixtures("api")
+def test_a_bad_draft_on_the_command_line_is_one_message_and_the_end(mocker: MockerFixture) -> None:
+    mocker.patch.object(plugin.draft_check, "run", side_effect=SettingsError("bad draft"))
+    from_cli("--model-path", "m")
+    with pytest.raises(SystemExit, match="sglang_spec_ext: error: bad draft"):
+        plugin._check_server_args(lambda record: None, server(None))
 
 
 # ---------------------------------------------------------------------------- failing loudly
@@ -269,6 +382,7 @@ def parse(*line: str) -> argparse.Namespace:
 
     def original(parser: argparse.ArgumentParser) -> str:
         parser.add_argument("--model-path")
+        parser.add_argument("--speculative-algorithm")
         return "returned"
 
     assert plugin._add_cli_args(original, parser) == "returned"
@@ -434,13 +548,13 @@ def test_the_default_cap_does_not_hide_the_threshold(
     assert record.max_running_requests == after
 
 
-def launch(record: Any, result: Any) -> tuple[Any, str | None]:
-    """Launch, and the worker settings that the spawned processes would have seen."""
+def launch(record: Any, result: Any, variable: str = args.WORKER_ENV) -> tuple[Any, str | None]:
+    """Launch, and what the spawned processes would have seen in a variable."""
     seen: list[str | None] = []
 
     def original(cls: Any, server_args: Any, *, init: Callable[[], None]) -> Any:
         assert (cls, server_args) == ("engine class", record)
-        seen.append(os.environ.get(args.WORKER_ENV))
+        seen.append(os.environ.get(variable))
         return result
 
     made = plugin._launch_subprocesses(
@@ -464,6 +578,21 @@ def test_a_launch_without_settings_is_left_alone() -> None:
     made, seen = launch(server(None), launched({}))
     assert made == launched({})
     assert seen is None
+
+
+@pytest.mark.parametrize("settings", [None, SETTINGS])
+def test_a_launch_with_a_draft_tells_the_schedulers(settings: Settings | None) -> None:
+    _, seen = launch(server(settings), launched(CONFIRMED), args.DRAFTING_WORKER_ENV)
+    assert seen is not None
+    told = args.drafting_from_worker_env({args.DRAFTING_WORKER_ENV: seen})
+    assert told == args.Drafting(hooks=True, check="stop")
+    assert args.DRAFTING_WORKER_ENV not in os.environ
+
+
+def test_a_launch_without_a_draft_tells_them_nothing() -> None:
+    record = server(None)
+    record.speculative_algorithm = None
+    assert launch(record, launched({}), args.DRAFTING_WORKER_ENV)[1] is None
 
 
 def test_a_launch_whose_scheduler_is_silent_fails() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,6 +45,18 @@ class Checkpoint:
     def from_torch(self) -> bool:
         """Whether the weights are ``*.bin`` files."""
         return any(name.endswith(".bin") for name in self.metadata)
+
+
+def located(path: Path) -> Path:
+    """The local snapshot of a Hub name like ``org/model``, where there is one; else ``path``."""
+    if path.exists() or len(path.parts) != 2:
+        return path
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    repository = cache / f"models--{path.parts[0]}--{path.parts[1]}"
+    main = repository / "refs" / "main"
+    snapshot = repository / "snapshots" / main.read_text().strip() if main.is_file() else path
+    return snapshot if snapshot.is_dir() else path
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import click
 
 from sglang_spec_ext.compat.releases import RELEASES, installed_version, nearest
 from sglang_spec_ext.ops.check_draft import report
+from sglang_spec_ext.ops.check_draft.checkpoint import located
 from sglang_spec_ext.ops.check_draft.convert import Conversion, ConversionRefused, convert
 from sglang_spec_ext.ops.check_draft.finding import exit_code
 from sglang_spec_ext.ops.check_draft.rules import check
@@ -106,9 +107,9 @@ def check_draft(
         args = args.updated(release=_release(sglang_version))
         if draft is None and args.draft is None:
             raise CheckpointError("name the draft: --draft DIR")
-        subject = _located(draft or Path(str(args.draft)))
+        subject = located(draft or Path(str(args.draft)))
         target = target or (Path(args.target) if args.target else None)
-        target = _located(target) if target else None
+        target = located(target) if target else None
         if out is None:
             findings = check(target, subject, args)
         else:
@@ -148,18 +149,6 @@ def _release(given: str | None) -> str | None:
             raise
         return None  # some build beside us that has no usual version
     return version
-
-
-def _located(path: Path) -> Path:
-    """The local snapshot of a Hub name like ``org/model``, where there is one; else ``path``."""
-    if path.exists() or len(path.parts) != 2:
-        return path
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
-    repository = cache / f"models--{path.parts[0]}--{path.parts[1]}"
-    main = repository / "refs" / "main"
-    snapshot = repository / "snapshots" / main.read_text().strip() if main.is_file() else path
-    return snapshot if snapshot.is_dir() else path
 
 
 def _done(conversion: Conversion | None) -> list[str]:

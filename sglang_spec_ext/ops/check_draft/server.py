@@ -74,10 +74,12 @@ def parse_command_line(words: Sequence[str], environ: Mapping[str, str]) -> Serv
         kind = int if name == "context_length" else str
         parser.add_argument(*spellings, dest=name, type=kind)
     known, _ = parser.parse_known_args(list(words))
-    allowed = environ.get(ALLOW_LONGER_CONTEXT, "")
-    prefix = f"{ALLOW_LONGER_CONTEXT}="
-    for word in words:  # `ENV=1 python -m sglang.launch_server ...`
-        if word.startswith(prefix):
-            allowed = word.removeprefix(prefix)
+    given = [word.partition("=")[::2] for word in words]  # `ENV=1 python -m sglang.launch_server`
     values = {name: getattr(known, name) for name in _FLAGS}
-    return ServerOptions(**values, allow_longer_context=allowed.lower() in _TRUE)
+    allowed = longer_context_allowed({**environ, **dict(given)})
+    return ServerOptions(**values, allow_longer_context=allowed)
+
+
+def longer_context_allowed(environ: Mapping[str, str]) -> bool:
+    """Whether SGLang lets a context be longer than the model's config.json says."""
+    return environ.get(ALLOW_LONGER_CONTEXT, "").lower() in _TRUE

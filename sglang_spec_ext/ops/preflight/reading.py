@@ -8,17 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_spec_ext.args import FLAGS as OUR_FLAGS
-from sglang_spec_ext.args import KEYWORDS
+from sglang_spec_ext.args import CHECK_FLAG, CHECK_KEYWORD, FLAGS, KEYWORDS
 from sglang_spec_ext.compat.releases import RELEASES, describe
 from sglang_spec_ext.ops.check_draft.finding import Finding, Severity
 from sglang_spec_ext.ops.preflight.flags import Flag, FlagTable, recorded, releases_with_flag
 from sglang_spec_ext.ops.preflight.foreign import FOREIGN_FLAGS, SPECULATIVE_CONFIG
 
 NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")  # what argparse takes for a negative number
-OURS = tuple(
-    Flag((name,), KEYWORDS[field_name], type="int") for field_name, name in OUR_FLAGS.items()
+OURS = (
+    *(Flag((name,), KEYWORDS[field_name], type="int") for field_name, name in FLAGS.items()),
+    Flag((CHECK_FLAG,), CHECK_KEYWORD),
 )
+OUR_FLAGS = tuple(name for flag in OURS for name in flag.names)
 
 
 @dataclass
@@ -119,7 +120,7 @@ def _resolve(reading: Reading, name: str) -> Flag | None:
     exact = table.find(name)
     if exact is not None:
         return exact
-    candidates = [each for each in table.beginning_with(name) if each not in OUR_FLAGS.values()]
+    candidates = [each for each in table.beginning_with(name) if each not in OUR_FLAGS]
     flags = {table.find(each) for each in candidates}
     if len(candidates) == 1:
         _say_abbreviated(reading, name, candidates[0])
@@ -194,7 +195,7 @@ def _say_unknown(reading: Reading, name: str) -> None:
     table = reading.table
     others = releases_with_flag(name)
     close = difflib.get_close_matches(name, table.names, n=1, cutoff=0.75)
-    if name in OUR_FLAGS.values():
+    if name in OUR_FLAGS:
         message = (
             f"{name} comes with the sglang-spec-ext plugin, which the server's Python does not load"
         )

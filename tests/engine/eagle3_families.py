@@ -1,0 +1,539 @@
+"""Tiny random models of many families, plain and under EAGLE-3, in SGLang's real scheduler on CPU.
+
+A program, run by test_eagle3_families.py: ``python eagle3_families.py FOLDER [FAMILY...]`` writes
+``FOLDER/report.json``: by family what was set, what was captured, and the greedy output with and
+without speculation. SGLang is imported once; each model runs in a forked process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+import zlib
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+VOCAB, HIDDEN, LAYERS, HEADS = 96, 64, 6, 2
+PROMPT = [5, 9, 17, 33, 65, 2, 71, 80, 12, 44]
+PLACEHOLDER, IMAGE_TOKENS = 90, 4
+"""An image or audio stands for this many copies of this id until SGLang pads them."""
+NEW_TOKENS = 12
+DRAFT_IDS = [0, 2, 4]
+
+TEXT = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "head_dim": HIDDEN // HEADS,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+QWEN2 = {**TEXT, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+LLAMA = {**TEXT, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+MISTRAL = {**TEXT, "model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+DEEPSEEK = {
+    **TEXT,
+    "model_type": "deepseek_v2",
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "kv_lora_rank": 32,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": None,
+    "first_k_dense_replace": LAYERS,
+    "moe_layer_freq": 1,
+    "use_mla": True,
+}
+del DEEPSEEK["head_dim"]
+CLIP = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+    "projection_dim": 32,
+}
+SIGLIP = {**CLIP, "model_type": "siglip_vision_model"}
+PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+    "image_size": 28,
+    "patch_size": 14,
+    "rope_theta": 10000.0,
+}
+AUDIO = {
+    "model_type": "qwen2_audio_encoder",
+    "d_model": 32,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "num_mel_bins": 16,
+    "max_source_positions": 16,
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One tiny target.
+
+    Attributes:
+        architecture: class that SGLang loads.
+        config: the rest of its config.json.
+        modality: what stands in the prompt besides text; empty for text alone.
+        server: arguments of the server besides those of the test bed.
+    """
+
+    architecture: str
+    config: dict[str, Any]
+    modality: str = "IMAGE"
+    server: dict[str, Any] = field(default_factory=dict)
+
+
+FAMILIES: dict[str, Family] = {
+    "LLaVA": Family(
+        "LlavaForConditionalGeneration",
+        {
+            "model_type": "llava",
+            "text_config": LLAMA,
+            "vision_config": CLIP,
+            "image_token_index": PLACEHOLDER,
+        },
+    ),
+    "LLaVA, tied embeddings": Family(
+        "LlavaForConditionalGeneration",
+        {
+            "model_type": "llava",
+            "text_config": {**LLAMA, "tie_word_embeddings": True},
+            "vision_config": CLIP,
+            "image_token_index": PLACEHOLDER,
+        },
+    ),
+    "LLaVA with a forward of its own": Family(
+        "LlavaLlamaForCausalLM",
+        {
+            **LLAMA,
+            "model_type": "llava",
+            "text_config": LLAMA,
+            "vision_config": CLIP,
+            "mm_hidden_size": CLIP["hidden_size"],
+        },
+        modality="",
+    ),
+    "Pixtral": Family(
+        "LlavaForConditionalGeneration",
+        {
+            "model_type": "llava",
+            "text_config": MISTRAL,
+            "vision_config": PIXTRAL,
+            "image_token_index": PLACEHOLDER,
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+        },
+    ),
+    "Mistral3": Family(
+        "Mistral3ForConditionalGeneration",
+        {
+            "model_type": "mistral3",
+            "text_config": MISTRAL,
+            "vision_config": PIXTRAL,
+            "image_token_index": PLACEHOLDER,
+            "spatial_merge_size": 2,
+        },
+    ),
+    "InternVL": Family(
+        "InternVLChatModel",
+        {
+            "model_type": "internvl_chat",
+            "llm_config": QWEN2,
+            "vision_config": {**CLIP, "model_type": "intern_vit_6b", "num_channels": 3},
+            "force_image_size": 28,
+            "downsample_ratio": 0.5,
+            "ps_version": "v2",
+            "template": "internlm2-chat",
+        },
+    ),
+    "Kimi-VL": Family(
+        "KimiVLForConditionalGeneration",
+        {
+            "model_type": "kimi_vl",
+            "text_config": DEEPSEEK,
+            "vision_config": {
+                "model_type": "moonvit",
+                "hidden_size": 32,
+                "intermediate_size": 32,
+                "num_attention_heads": 2,
+                "num_hidden_layers": 2,
+                "init_pos_emb_height": 4,
+                "init_pos_emb_width": 4,
+            },
+            "media_placeholder_token_id": PLACEHOLDER,
+        },
+    ),
+    "DeepSeek-VL2": Family(
+        "DeepseekVL2ForCausalLM",
+        {
+            "model_type": "deepseek_vl_v2",
+            "language_config": DEEPSEEK,
+            "projector_config": {"input_dim": 192, "n_embed": HIDDEN},
+            "vision_config": {},
+            "tile_tag": "2D",
+        },
+    ),
+    "Phi-4-MM": Family(
+        "Phi4MMForCausalLM",
+        {
+            **TEXT,
+            "model_type": "phi3",
+            "embd_layer": {"audio_embd_layer": {"embedding_cls": "audio"}},
+            "audio_processor": {
+                "name": "cascades",
+                "config": {
+                    "attention_dim": 32,
+                    "attention_heads": 2,
+                    "linear_units": 32,
+                    "num_blocks": 1,
+                    "input_size": 16,
+                    "depthwise_seperable_out_channel": 32,
+                    "nemo_conv_settings": {"conv_channels": 32},
+                    "time_reduction": 8,
+                    "kernel_size": 3,
+                    "ext_pw_kernel_size": 1,
+                    "ext_pw_out_channel": 32,
+                    "input_layer": "nemo_conv",
+                    "activation": "swish",
+                    "conv_activation": "swish",
+                    "conv_glu_type": "swish",
+                    "bias_in_glu": True,
+                    "causal": True,
+                    "chunk_size": -1,
+                    "cnn_layer_norm": True,
+                    "left_chunk": 18,
+                    "relative_attention_bias_args": {"type": "t5", "t5_bias_max_distance": 500},
+                },
+            },
+            "pad_token_id": 2,
+        },
+    ),
+    "Qwen2-Audio": Family(
+        "Qwen2AudioForConditionalGeneration",
+        {
+            "model_type": "qwen2_audio",
+            "audio_config": AUDIO,
+            "text_config": QWEN2,
+            "audio_token_index": PLACEHOLDER,
+        },
+        "AUDIO",
+    ),
+    "GLM-ASR": Family(
+        "GlmAsrForConditionalGeneration",
+        {
+            "model_type": "glmasr",
+            "audio_config": {
+                "model_type": "glmasr_encoder",
+                "hidden_size": 32,
+                "intermediate_size": 128,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "num_mel_bins": 16,
+            },
+            "text_config": LLAMA,
+            "audio_token_id": PLACEHOLDER,
+        },
+        "AUDIO",
+    ),
+    "Voxtral": Family(
+        "VoxtralForConditionalGeneration",
+        {
+            "model_type": "voxtral",
+            "audio_config": {
+                "model_type": "voxtral_encoder",
+                "hidden_size": 32,
+                "intermediate_size": 128,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "num_mel_bins": 16,
+                "max_source_positions": 16,
+            },
+            "text_config": LLAMA,
+            "audio_token_id": PLACEHOLDER,
+        },
+        "AUDIO",
+    ),
+    "Qwen2-VL": Family(
+        "Qwen2VLForConditionalGeneration",
+        {
+            "model_type": "qwen2_vl",
+            "text_config": {
+                **QWEN2,
+                "model_type": "qwen2_vl_text",
+                "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]},
+            },
+            "vision_config": {
+                "depth": 1,
+                "embed_dim": 32,
+                "hidden_size": HIDDEN,
+                "num_heads": 2,
+                "mlp_ratio": 2,
+                "patch_size": 14,
+            },
+            "image_token_id": PLACEHOLDER,
+        },
+        modality="",
+    ),
+    "GLM-4": Family(
+        "Glm4ForCausalLM",
+        {**TEXT, "model_type": "glm4", "pad_token_id": 2, "partial_rotary_factor": 0.5},
+        modality="",
+    ),
+    "MiMo": Family("MiMoForCausalLM", {**QWEN2, "architectures": ["MiMoForCausalLM"]}, modality=""),
+    "Arcee": Family(
+        "ArceeForCausalLM",
+        {**TEXT, "model_type": "arcee", "hidden_act": "relu2", "pad_token_id": 2},
+        modality="",
+    ),
+}
+
+
+def shrink_towers() -> None:
+    """Two classes build a vision tower of a fixed, large size; here a small one will do."""
+    import timm
+    import transformers
+
+    create = timm.create_model
+    timm.create_model = lambda name, **options: create("vit_tiny_patch16_224", **options)
+    siglip = transformers.SiglipVisionConfig
+    transformers.SiglipVisionConfig = lambda **fields: siglip(**{**SIGLIP, "image_size": 56})
+
+
+# ------------------------------------------------------------------------------- one process
+def main(folder: Path, names: list[str]) -> None:
+    import sglang.srt.managers.scheduler  # noqa: F401  (once, before the forks)
+
+    shrink_towers()
+    report = {}
+    for name in names or FAMILIES:
+        place = folder / name.replace(" ", "-")
+        place.mkdir()
+        write_models(FAMILIES[name], place)
+        report[name] = {
+            "plain": forked(partial(run, FAMILIES[name], place, speculate=False)),
+            "eagle3": forked(partial(run, FAMILIES[name], place, speculate=True)),
+        }
+    (folder / "report.json").write_text(json.dumps(report))
+
+
+def forked(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The result of ``work`` in a child, or the traceback that it ended with."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        try:
+            made = work()
+        except BaseException:
+            made = {"error": traceback.format_exc()}
+        with os.fdopen(writing, "w") as out:
+            json.dump(made, out)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    made: dict[str, Any] = json.loads(text) if text else {"error": "the process ended"}
+    return made
+
+
+def write_models(family: Family, place: Path) -> None:
+    target = {"architectures": [family.architecture], "torch_dtype": "float32", **family.config}
+    draft = {
+        **LLAMA,
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "num_hidden_layers": 1,
+        "draft_vocab_size": VOCAB,
+        "eagle_config": {
+            "use_aux_hidden_state": True,
+            "eagle_aux_hidden_state_layer_ids": DRAFT_IDS,
+        },
+    }
+    for name, config in (("target", target), ("draft", draft)):
+        (place / name).mkdir()
+        (place / name / "config.json").write_text(json.dumps(config))
+
+
+def run(family: Family, place: Path, *, speculate: bool) -> dict[str, Any]:
+    from sglang.srt.managers import scheduler as scheduling
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.runtime_context import SpawnRanks, publish
+    from sglang.srt.server_args import PortArgs, ServerArgs
+
+    from sglang_spec_ext.eagle3_hooks import loading
+    from testbed import engine
+
+    topk = 1 if speculate else None
+    arguments = engine.server_args(
+        topk,
+        model_path=str(place / "target"),
+        speculative_draft_model_path=str(place / "draft") if speculate else None,
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        max_total_tokens=1024,
+        log_level="error",
+        trust_remote_code=True,
+        **family.server,
+    )
+    record = ServerArgs(**arguments)
+    record.resolve_once()
+    record.check_server_args()
+    ports = PortArgs.init_new(record)
+    publish(record, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
+    scheduling.configure_scheduler_process(record, 0)
+
+    told: dict[str, Any] = {"set": [], "states": []}
+    load = ModelRunner.load_model
+
+    def load_random(runner: Any) -> Any:
+        result = load(runner)
+        randomise(runner.model, "draft" if runner.is_draft_worker else "target")
+        return result
+
+    def watched(runner: Any) -> Any:
+        result = loading.load_model(load_random, runner)
+        if not runner.is_draft_worker:
+            watch(runner.model, told)
+        return result
+
+    ModelRunner.load_model = watched
+    driver = Driver(scheduling.Scheduler(record, ports))
+    told["text"] = driver.greedy(PROMPT)
+    if family.modality:
+        told["mixed"] = driver.greedy(PROMPT, family.modality)
+    told["verifies"] = driver.verifies
+    return told
+
+
+def randomise(model: Any, salt: str) -> None:
+    """Weights that depend on nothing but their names, and that make each token's logits differ."""
+    import torch
+
+    for name, parameter in sorted(model.named_parameters()):
+        seed = torch.Generator().manual_seed(zlib.crc32(f"{salt}.{name}".encode()))
+        if parameter.ndim == 1:
+            continue
+        values = torch.randn(parameter.shape, generator=seed) * parameter.shape[-1] ** -0.5
+        parameter.data.copy_(values.to(parameter.dtype))
+
+
+def watch(model: Any, told: dict[str, Any]) -> None:
+    """Write down, for each forward, how many captured states arrive and how wide they are."""
+    from sglang_spec_ext.compat import sglang_api
+
+    def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        states = args[4] if len(args) > 4 else kwargs.get("aux_hidden_states")
+        shapes = None
+        if states is not None:
+            packed = hasattr(states, "shape")
+            shapes = [states.shape[-1]] if packed else [state.shape[-1] for state in states]
+        told["states"].append(shapes)
+
+    for processor in sglang_api.logits_processors(model):
+        processor.register_forward_pre_hook(note, with_kwargs=True)
+
+
+class Driver:
+    """Runs requests through a scheduler without its sockets, one after the other."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+        self.verifies = 0
+
+    def greedy(self, prompt: list[int], modality: str = "") -> list[int]:
+        from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        sampling = SamplingParams(temperature=0, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+        sampling.normalize(None)
+        ids = list(prompt)
+        mm_inputs = None
+        if modality:
+            at = len(ids) // 2
+            ids[at:at] = [PLACEHOLDER] * IMAGE_TOKENS
+            mm_inputs = embedded(modality, at)
+        self.scheduler.handle_generate_request(
+            TokenizedGenerateReqInput(
+                rid=f"{modality or 'text'}",
+                input_text=None,
+                input_ids=array("q", ids),
+                input_embeds=None,
+                mm_inputs=mm_inputs,
+                sampling_params=sampling,
+                return_logprob=False,
+                logprob_start_len=-1,
+                top_logprobs_num=0,
+                token_ids_logprob=None,
+                stream=False,
+            )
+        )
+        (request,) = self.scheduler.waiting_queue
+        assert request.to_finish is None, request.to_finish
+        while not request.finished():
+            self.step()
+        if modality:
+            assert max(request.origin_input_ids) > VOCAB, "SGLang has padded nothing"
+        self.verifies += request.spec_verify_ct
+        return list(request.output_ids)
+
+    def step(self) -> None:
+        scheduler = self.scheduler
+        plan = scheduler.get_next_batch_to_run(
+            running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
+        )
+        scheduler.running_batch = plan.running_batch
+        batch = plan.batch_to_run
+        if batch:
+            scheduler.process_batch_result(batch, scheduler.run_batch(batch))
+        scheduler.last_batch = batch
+
+
+def embedded(modality: str, at: int) -> Any:
+    """An image or audio at a place of the prompt, already encoded."""
+    import torch
+    from sglang.srt.managers.schedule_batch import (
+        Modality,
+        MultimodalDataItem,
+        MultimodalProcessorOutput,
+    )
+
+    embedding = torch.randn(IMAGE_TOKENS, HIDDEN, generator=torch.Generator().manual_seed(3))
+    item = MultimodalDataItem(
+        modality=Modality[modality],
+        offsets=[(at, at + IMAGE_TOKENS - 1)],
+        precomputed_embeddings=embedding,
+    )
+    item.set_pad_value()
+    return MultimodalProcessorOutput(mm_items=[item], im_token_id=PLACEHOLDER)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
