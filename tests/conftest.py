@@ -17,6 +17,7 @@ WHEELS = "wheels"
 GROUPS = {
     "tests/engine": ENGINES,
     "tests/engine/test_doors.py": PROGRAMS,
+    "tests/engine/test_eagle3_families.py": PROGRAMS,
     "tests/engine/test_failing_loudly.py": PROGRAMS,
     "tests/engine/test_other_configurations.py": PROGRAMS,
     "tests/engine/test_stand_ins.py": PROGRAMS,

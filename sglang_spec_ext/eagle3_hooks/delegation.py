@@ -230,7 +230,8 @@ def _unpack_before(logits_processor: Any) -> None:
         hidden, states = args[1]
         return (args[0], hidden, *args[2:]), {**kwargs, "aux_hidden_states": states}
 
-    logits_processor.register_forward_pre_hook(unpack, with_kwargs=True)
+    # before whoever looks at the states, as the check of their capture does
+    logits_processor.register_forward_pre_hook(unpack, with_kwargs=True, prepend=True)
     setattr(logits_processor, _UNPACKED, True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sglang_spec_ext.compat import contracts
 from sglang_spec_ext.compat.eagle3_models import ROWS, How, row_of
 from sglang_spec_ext.compat.releases import RELEASES
 
@@ -104,6 +106,17 @@ def test_no_draft_class_is_in_the_table(
     drafts = {name for name, one in found(release).items() if one.how == "draft"}
     assert drafts, "the reader no longer tells drafts"
     assert not drafts & {row.name for row in ROWS}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_load_can_be_wrapped_in_every_release(
+    release: str, wheel: Callable[[str], Path], tmp_path: Path
+) -> None:
+    points = contracts.LOADING + contracts.LOADING_CALLED
+    with zipfile.ZipFile(wheel(release)) as archive:
+        for point in points:
+            archive.extract(point.module.replace(".", "/") + ".py", tmp_path)
+    assert contracts.check(tmp_path, points) == []
 
 
 def test_one_class_has_one_row_per_release() -> None:

@@ -8,6 +8,7 @@ without speculation. SGLang is imported once; each model runs in a forked proces
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import traceback
@@ -16,15 +17,18 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 VOCAB, HIDDEN, LAYERS, HEADS = 96, 64, 6, 2
 PROMPT = [5, 9, 17, 33, 65, 2, 71, 80, 12, 44]
-PLACEHOLDER, IMAGE_TOKENS = 90, 4
-"""An image or audio stands for this many copies of this id until SGLang pads them."""
+PLACEHOLDER, MEDIA_TOKENS, MEDIA_START, MEDIA_END = 90, 4, 91, 92
+"""An image or audio stands for so many copies of this id, between two, until SGLang pads them."""
 NEW_TOKENS = 12
 DRAFT_IDS = [0, 2, 4]
+WINDOW = 6
+"""Verifies after which the plugin says that none is accepted; a random draft has no chance."""
 
 TEXT = {
     "vocab_size": VOCAB,
@@ -59,6 +63,15 @@ DEEPSEEK = {
     "first_k_dense_replace": LAYERS,
     "moe_layer_freq": 1,
     "use_mla": True,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 2.0,
+        "original_max_position_embeddings": 256,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+    },
 }
 del DEEPSEEK["head_dim"]
 CLIP = {
@@ -117,8 +130,10 @@ FAMILIES: dict[str, Family] = {
         {
             "model_type": "llava",
             "text_config": LLAMA,
-            "vision_config": CLIP,
+            "vision_config": PIXTRAL,
             "image_token_index": PLACEHOLDER,
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
         },
     ),
     "LLaVA, tied embeddings": Family(
@@ -126,8 +141,10 @@ FAMILIES: dict[str, Family] = {
         {
             "model_type": "llava",
             "text_config": {**LLAMA, "tie_word_embeddings": True},
-            "vision_config": CLIP,
+            "vision_config": PIXTRAL,
             "image_token_index": PLACEHOLDER,
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
         },
     ),
     "LLaVA with a forward of its own": Family(
@@ -138,6 +155,7 @@ FAMILIES: dict[str, Family] = {
             "text_config": LLAMA,
             "vision_config": CLIP,
             "mm_hidden_size": CLIP["hidden_size"],
+            "pad_token_id": 2,
         },
         modality="",
     ),
@@ -167,7 +185,7 @@ FAMILIES: dict[str, Family] = {
         {
             "model_type": "internvl_chat",
             "llm_config": QWEN2,
-            "vision_config": {**CLIP, "model_type": "intern_vit_6b", "num_channels": 3},
+            "vision_config": {**CLIP, "model_type": "intern_vit_6b", "norm_type": "layer_norm"},
             "force_image_size": 28,
             "downsample_ratio": 0.5,
             "ps_version": "v2",
@@ -215,6 +233,7 @@ FAMILIES: dict[str, Family] = {
                     "linear_units": 32,
                     "num_blocks": 1,
                     "input_size": 16,
+                    "encoder_embedding_config": {"input_size": 16},
                     "depthwise_seperable_out_channel": 32,
                     "nemo_conv_settings": {"conv_channels": 32},
                     "time_reduction": 8,
@@ -297,6 +316,7 @@ FAMILIES: dict[str, Family] = {
                 "num_heads": 2,
                 "mlp_ratio": 2,
                 "patch_size": 14,
+                "in_chans": 3,
             },
             "image_token_id": PLACEHOLDER,
         },
@@ -307,13 +327,30 @@ FAMILIES: dict[str, Family] = {
         {**TEXT, "model_type": "glm4", "pad_token_id": 2, "partial_rotary_factor": 0.5},
         modality="",
     ),
-    "MiMo": Family("MiMoForCausalLM", {**QWEN2, "architectures": ["MiMoForCausalLM"]}, modality=""),
+    "MiMo": Family("MiMoForCausalLM", QWEN2, modality=""),
     "Arcee": Family(
         "ArceeForCausalLM",
         {**TEXT, "model_type": "arcee", "hidden_act": "relu2", "pad_token_id": 2},
         modality="",
     ),
 }
+
+
+def deafen() -> None:
+    """Let a language model's setter do nothing."""
+    from sglang.srt.models.llama import LlamaForCausalLM
+
+    LlamaForCausalLM.set_eagle3_layers_to_capture = lambda self, layer_ids=None: None
+
+
+FAULTS: dict[str, tuple[Family, Callable[[], None]]] = {
+    "a hook without effect": (FAMILIES["LLaVA"], deafen),
+    "a loop that collects nothing": (
+        Family("GemmaForCausalLM", {**TEXT, "model_type": "gemma", "pad_token_id": 2}),
+        lambda: None,
+    ),
+}
+"""Targets that must stop the server, and what is done to SGLang first."""
 
 
 def shrink_towers() -> None:
@@ -332,41 +369,53 @@ def main(folder: Path, names: list[str]) -> None:
     import sglang.srt.managers.scheduler  # noqa: F401  (once, before the forks)
 
     shrink_towers()
-    report = {}
-    for name in names or FAMILIES:
-        place = folder / name.replace(" ", "-")
-        place.mkdir()
-        write_models(FAMILIES[name], place)
-        report[name] = {
-            "plain": forked(partial(run, FAMILIES[name], place, speculate=False)),
-            "eagle3": forked(partial(run, FAMILIES[name], place, speculate=True)),
-        }
+    report: dict[str, dict[str, Any]] = {}
+    jobs: list[tuple[str, str, Callable[[], dict[str, Any]]]] = []
+    for name, family in FAMILIES.items():
+        place = write_models(family, folder / name.replace(" ", "-"))
+        if not names or name in names:
+            jobs.append((name, "plain", partial(run, family, place, False)))
+            jobs.append((name, "eagle3", partial(run, family, place, True)))
+    for name, (family, prepare) in FAULTS.items():
+        place = write_models(family, folder / name.replace(" ", "-"))
+        jobs.append((name, "eagle3", partial(run, family, place, True, prepare)))
+    for pair in zip_longest(jobs[::2], jobs[1::2]):
+        running = [(name, kind, Forked(work)) for name, kind, work in filter(None, pair)]
+        for name, kind, child in running:
+            report.setdefault(name, {})[kind] = child.result()
     (folder / "report.json").write_text(json.dumps(report))
 
 
-def forked(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The result of ``work`` in a child, or the traceback that it ended with."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        try:
-            made = work()
-        except BaseException:
-            made = {"error": traceback.format_exc()}
-        with os.fdopen(writing, "w") as out:
-            json.dump(made, out)
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        text = pipe.read()
-    os.waitpid(child, 0)
-    made: dict[str, Any] = json.loads(text) if text else {"error": "the process ended"}
-    return made
+class Forked:
+    """``work`` in a child process."""
+
+    def __init__(self, work: Callable[[], dict[str, Any]]) -> None:
+        reading, writing = os.pipe()
+        self._child = os.fork()
+        if self._child == 0:
+            os.close(reading)
+            try:
+                made = work()
+            except BaseException:
+                made = {"error": traceback.format_exc()}
+            with os.fdopen(writing, "w") as out:
+                json.dump(made, out)
+            os._exit(0)
+        os.close(writing)
+        self._reading = reading
+
+    def result(self) -> dict[str, Any]:
+        """What it returned, or the traceback that it ended with."""
+        with os.fdopen(self._reading) as pipe:
+            text = pipe.read()
+        os.waitpid(self._child, 0)
+        made: dict[str, Any] = json.loads(text) if text else {"error": "the process ended"}
+        return made
 
 
-def write_models(family: Family, place: Path) -> None:
-    target = {"architectures": [family.architecture], "torch_dtype": "float32", **family.config}
+def write_models(family: Family, place: Path) -> Path:
+    """Directories ``target`` and ``draft`` with a config.json each."""
+    target = {"torch_dtype": "float32", **family.config, "architectures": [family.architecture]}
     draft = {
         **LLAMA,
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -378,17 +427,24 @@ def write_models(family: Family, place: Path) -> None:
         },
     }
     for name, config in (("target", target), ("draft", draft)):
-        (place / name).mkdir()
+        (place / name).mkdir(parents=True)
         (place / name / "config.json").write_text(json.dumps(config))
+    return place
 
 
-def run(family: Family, place: Path, *, speculate: bool) -> dict[str, Any]:
+def run(
+    family: Family, place: Path, speculate: bool, prepare: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    prepare()
     from sglang.srt.managers import scheduler as scheduling
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.runtime_context import SpawnRanks, publish
     from sglang.srt.server_args import PortArgs, ServerArgs
 
-    from sglang_spec_ext.eagle3_hooks import loading
+    from sglang_spec_ext import plugin
+    from sglang_spec_ext.args import Drafting
+    from sglang_spec_ext.compat import sglang_api
+    from sglang_spec_ext.observe import AcceptWatch
     from testbed import engine
 
     topk = 1 if speculate else None
@@ -399,7 +455,7 @@ def run(family: Family, place: Path, *, speculate: bool) -> dict[str, Any]:
         load_format="dummy",
         skip_tokenizer_init=True,
         max_total_tokens=1024,
-        log_level="error",
+        log_level="info",
         trust_remote_code=True,
         **family.server,
     )
@@ -410,7 +466,10 @@ def run(family: Family, place: Path, *, speculate: bool) -> dict[str, Any]:
     publish(record, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
     scheduling.configure_scheduler_process(record, 0)
 
-    told: dict[str, Any] = {"set": [], "states": []}
+    AcceptWatch.WINDOW = WINDOW
+    log = Log()
+    logging.getLogger("sglang_spec_ext").addHandler(log)
+    told: dict[str, Any] = {"set": [], "states": [], "draft_embeds": [], "borrowed": False}
     load = ModelRunner.load_model
 
     def load_random(runner: Any) -> Any:
@@ -418,18 +477,33 @@ def run(family: Family, place: Path, *, speculate: bool) -> dict[str, Any]:
         randomise(runner.model, "draft" if runner.is_draft_worker else "target")
         return result
 
+    ModelRunner.load_model = load_random
+    # as in a scheduler process of a server without our flag
+    plugin._bind_drafting_scheduler(Drafting(hooks=True, check="stop"))
+    assert plugin.hooks.unbound(plugin._drafting_hooks(Drafting(hooks=True, check="stop"))) == []
+    bound = ModelRunner.load_model
+
     def watched(runner: Any) -> Any:
-        result = loading.load_model(load_random, runner)
-        if not runner.is_draft_worker:
+        cls = sglang_api.target_class(runner)
+        before = set(dir(cls))
+        result = bound(runner)
+        if runner.is_draft_worker:
+            watch_draft(runner.model, told)
+        else:
+            told["lacked"] = "set_eagle3_layers_to_capture" not in before
+            told["set"] = sorted(set(dir(cls)) - before)
             watch(runner.model, told)
         return result
 
     ModelRunner.load_model = watched
     driver = Driver(scheduling.Scheduler(record, ports))
+    if speculate:
+        told["borrowed"] = borrows(driver.scheduler)
     told["text"] = driver.greedy(PROMPT)
     if family.modality:
         told["mixed"] = driver.greedy(PROMPT, family.modality)
-    told["verifies"] = driver.verifies
+    told |= {"verifies": driver.verifies, "accepted": driver.accepted, "log": log.lines}
+    told["placeholders"] = driver.placeholders
     return told
 
 
@@ -442,7 +516,12 @@ def randomise(model: Any, salt: str) -> None:
         if parameter.ndim == 1:
             continue
         values = torch.randn(parameter.shape, generator=seed) * parameter.shape[-1] ** -0.5
+        if "embed_tokens" in name:
+            values *= 0.1  # so that a token does not simply repeat itself
         parameter.data.copy_(values.to(parameter.dtype))
+    for module in model.modules():
+        if hasattr(module, "post_load_weights"):
+            module.post_load_weights()  # MLA splits a weight after the load
 
 
 def watch(model: Any, told: dict[str, Any]) -> None:
@@ -461,12 +540,42 @@ def watch(model: Any, told: dict[str, Any]) -> None:
         processor.register_forward_pre_hook(note, with_kwargs=True)
 
 
+def watch_draft(model: Any, told: dict[str, Any]) -> None:
+    """Write down which ids the draft looks up in its embedding."""
+
+    def note(_: Any, args: tuple[Any, ...]) -> None:
+        told["draft_embeds"] = sorted({*told["draft_embeds"], *args[0].flatten().tolist()})
+
+    model.model.embed_tokens.register_forward_pre_hook(note)
+
+
+def borrows(scheduler: Any) -> bool:
+    """Whether the draft's embedding is the target's, not a random one."""
+    target = scheduler.tp_worker.model_runner.model
+    draft = scheduler.draft_worker.draft_worker.draft_runner.model
+    weight = target.get_embed_and_head()[0]
+    return bool(draft.model.embed_tokens.weight.data_ptr() == weight.data_ptr())
+
+
+class Log(logging.Handler):
+    """Keeps what the plugin says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
 class Driver:
     """Runs requests through a scheduler without its sockets, one after the other."""
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
         self.verifies = 0
+        self.accepted = 0
+        self.placeholders: list[int] = []
 
     def greedy(self, prompt: list[int], modality: str = "") -> list[int]:
         from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
@@ -478,8 +587,8 @@ class Driver:
         mm_inputs = None
         if modality:
             at = len(ids) // 2
-            ids[at:at] = [PLACEHOLDER] * IMAGE_TOKENS
-            mm_inputs = embedded(modality, at)
+            ids[at:at] = [MEDIA_START, *[PLACEHOLDER] * MEDIA_TOKENS, MEDIA_END]
+            mm_inputs = embedded(modality, at + 1)
         self.scheduler.handle_generate_request(
             TokenizedGenerateReqInput(
                 rid=f"{modality or 'text'}",
@@ -487,6 +596,7 @@ class Driver:
                 input_ids=array("q", ids),
                 input_embeds=None,
                 mm_inputs=mm_inputs,
+                token_type_ids=None,
                 sampling_params=sampling,
                 return_logprob=False,
                 logprob_start_len=-1,
@@ -499,12 +609,14 @@ class Driver:
         assert request.to_finish is None, request.to_finish
         while not request.finished():
             self.step()
-        if modality:
-            assert max(request.origin_input_ids) > VOCAB, "SGLang has padded nothing"
+        self.placeholders += sorted({i for i in request.origin_input_ids if i >= VOCAB})
         self.verifies += request.spec_verify_ct
+        self.accepted += request.spec_num_correct_drafts
         return list(request.output_ids)
 
     def step(self) -> None:
+        import torch
+
         scheduler = self.scheduler
         plan = scheduler.get_next_batch_to_run(
             running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
@@ -512,7 +624,8 @@ class Driver:
         scheduler.running_batch = plan.running_batch
         batch = plan.batch_to_run
         if batch:
-            scheduler.process_batch_result(batch, scheduler.run_batch(batch))
+            with torch.no_grad():  # as in SGLang's own loops
+                scheduler.process_batch_result(batch, scheduler.run_batch(batch))
         scheduler.last_batch = batch
 
 
@@ -525,14 +638,20 @@ def embedded(modality: str, at: int) -> Any:
         MultimodalProcessorOutput,
     )
 
-    embedding = torch.randn(IMAGE_TOKENS, HIDDEN, generator=torch.Generator().manual_seed(3))
+    embedding = torch.randn(MEDIA_TOKENS, HIDDEN, generator=torch.Generator().manual_seed(3))
     item = MultimodalDataItem(
         modality=Modality[modality],
-        offsets=[(at, at + IMAGE_TOKENS - 1)],
+        offsets=[(at, at + MEDIA_TOKENS - 1)],
         precomputed_embeddings=embedding,
     )
     item.set_pad_value()
-    return MultimodalProcessorOutput(mm_items=[item], im_token_id=PLACEHOLDER)
+    return MultimodalProcessorOutput(
+        mm_items=[item],
+        im_token_id=PLACEHOLDER,
+        im_start_id=MEDIA_START,
+        im_end_id=MEDIA_END,
+        audio_token_id=PLACEHOLDER,
+    )
 
 
 if __name__ == "__main__":

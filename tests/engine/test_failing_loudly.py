@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -34,7 +36,21 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no algorithm": ({"topk": None}, "needs a speculative algorithm, and none is given"),
 }
 """Arguments, and what is said of them."""
+BAD_DRAFT = "a draft of another target, without the flag"
 Ending = tuple[int, str]
+
+
+def bad_draft(folder: Path) -> dict[str, Any]:
+    """Arguments with the test bed's draft, made to expect states of another width."""
+    config = json.loads((engine.DRAFT / "config.json").read_text())
+    config["target_hidden_size"] = 2 * config["hidden_size"]
+    draft = folder / "draft"
+    shutil.copytree(engine.DRAFT, draft)
+    (draft / "config.json").write_text(json.dumps(config))
+    return {
+        "speculative_draft_model_path": str(draft),
+        "speculative_disable_batch_threshold": None,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +62,11 @@ def endings(tmp_path_factory: pytest.TempPathFactory, faults: Faults) -> Iterato
             arguments = {"speculative_disable_batch_threshold": THRESHOLD, **flags}
             return pool.submit(run_to_its_end, tmp_path_factory.mktemp("end"), env, **arguments)
 
-        yield {fault: start(faults.environment(fault)) for fault in UNBOUND} | {
-            case: start({}, **flags) for case, (flags, _) in REFUSED.items()
-        }
+        yield (
+            {fault: start(faults.environment(fault)) for fault in UNBOUND}
+            | {case: start({}, **flags) for case, (flags, _) in REFUSED.items()}
+            | {BAD_DRAFT: start({}, **bad_draft(tmp_path_factory.mktemp("draft")))}
+        )
 
 
 def run_to_its_end(folder: Path, env: dict[str, str], topk: int | None = 1, **flags: Any) -> Ending:
@@ -99,5 +117,18 @@ def test_what_is_refused_is_refused_in_one_line_before_weights_load(
     (line,) = [line for line in log.splitlines() if line.startswith("sglang_spec_ext: error: ")]
     assert "--speculative-disable-batch-threshold" in line
     assert REFUSED[case][1] in line
+    assert "Traceback" not in log
+    assert "Load weight" not in log
+
+
+def test_a_bad_draft_stops_the_server_before_weights_load(
+    endings: dict[str, Future[Ending]],
+) -> None:
+    status, log = endings[BAD_DRAFT].result()
+    assert status != 0
+    said = log[log.index("sglang_spec_ext: error: the draft ") :]
+    assert "would not draft as it was trained to:\n  - " in said
+    assert "sglang-spec-ext check-draft --target" in said
+    assert "--speculative-draft-check warn starts the server all the same" in said
     assert "Traceback" not in log
     assert "Load weight" not in log

@@ -23,7 +23,7 @@ class Module:
         self.pre_hooks: list[Any] = []
 
     def register_forward_pre_hook(self, hook: Any, **options: Any) -> None:
-        self.pre_hooks.append((hook, options))
+        self.pre_hooks.insert(0 if options.get("prepend") else len(self.pre_hooks), (hook, options))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for hook, options in self.pre_hooks:
@@ -260,6 +260,11 @@ def test_a_pair_is_unpacked_before_the_logits_processor(table: Table) -> None:
         ("ids", "hidden", "head", "batch"),
         {"aux_hidden_states": ["state"]},
     )
+    seen = []
+    target.logits_processor.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(args[1]), with_kwargs=True
+    )
+    target.logits_processor("ids", ("hidden", ["state"]), "head", "batch")
     # an idle batch has no pair
     assert target.logits_processor("ids", "hidden", "head") == (("ids", "hidden", "head"), {})
 

@@ -22,8 +22,8 @@ def functions() -> dict[str, Any]:
     return found
 
 
-def arguments(**flags: Any) -> list[str]:
-    return engine.command_line(1, **flags)[3:]
+def arguments(topk: int | None = 1, **flags: Any) -> list[str]:
+    return engine.command_line(topk, **flags)[3:]
 
 
 def main() -> None:
@@ -33,10 +33,15 @@ def main() -> None:
         return [name for name, now in functions().items() if now is not imported[name]]
 
     load_plugins()
-    prepare_server_args(arguments())
-    without_flag = replaced()
-    prepare_server_args(arguments(speculative_disable_batch_threshold=4))
-    print(json.dumps({"without_flag": without_flag, "with_flag": replaced()}))
+    told = {}
+    for name, line in {
+        "without a draft": arguments(topk=None),
+        "without the flag": arguments(),
+        "with the flag": arguments(speculative_disable_batch_threshold=4),
+    }.items():
+        prepare_server_args(line)
+        told[name] = replaced()
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":

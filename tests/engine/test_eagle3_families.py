@@ -1,0 +1,113 @@
+"""EAGLE-3 on target classes without the hooks: tiny random models of many families.
+
+`eagle3_families.py` runs each of them in SGLang's real scheduler, plain and under EAGLE-3 with a
+random draft that captures three layers, and with our hook around the load of the target.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from eagle3_families import DRAFT_IDS, FAMILIES, HIDDEN, NEW_TOKENS
+
+from testbed import engine
+
+Report = dict[str, dict[str, dict[str, Any]]]
+WITH_MEDIA = sorted(name for name, family in FAMILIES.items() if family.modality)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """What happened, by family, then for "plain" and "eagle3". One process for all."""
+    folder = tmp_path_factory.mktemp("families")
+    program = Path(__file__).with_name("eagle3_families.py")
+    env = engine.process_environment()
+    env["PYTHONPATH"] += os.pathsep + str(program.parents[2])
+    run = subprocess.run(
+        [sys.executable, str(program), str(folder)],
+        env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    made: Report = json.loads((folder / "report.json").read_text())
+    return made
+
+
+@pytest.fixture
+def ran(report: Report, family: str) -> dict[str, dict[str, Any]]:
+    for kind, told in report[family].items():
+        assert "error" not in told, f"{kind}: {told['error'][-3000:]}"
+    return report[family]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_the_class_lacked_the_hook_and_was_given_it(ran: dict[str, Any]) -> None:
+    assert ran["eagle3"]["lacked"]
+    assert "set_eagle3_layers_to_capture" in ran["eagle3"]["set"]
+    assert any("lacks EAGLE-3 hooks" in line for line in ran["eagle3"]["log"])
+    assert ran["plain"]["set"] == []  # without speculation nothing is touched
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_forward_captures_what_the_draft_fuses(ran: dict[str, Any]) -> None:
+    states = ran["eagle3"]["states"]
+    assert len(states) > 1
+    assert all(sum(widths or []) == len(DRAFT_IDS) * HIDDEN for widths in states), states
+    assert not any(ran["plain"]["states"])
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_the_draft_borrows_the_targets_embedding(ran: dict[str, Any]) -> None:
+    assert ran["eagle3"]["borrowed"]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_greedy_text_is_that_of_the_target_alone(ran: dict[str, Any]) -> None:
+    plain, eagle3 = ran["plain"]["text"], ran["eagle3"]["text"]
+    assert len(plain) == NEW_TOKENS
+    assert len(set(plain)) > 2, "too dull to compare"
+    assert eagle3 == plain
+    assert ran["eagle3"]["verifies"] > 0 == ran["plain"]["verifies"]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_draft_that_is_never_accepted_is_named_and_no_other(ran: dict[str, Any]) -> None:
+    said = [line for line in ran["eagle3"]["log"] if "accept length is 1.00 over" in line]
+    if ran["eagle3"]["accepted"] == 0:
+        (line,) = said
+        assert "sglang-spec-ext check-draft" in line
+    assert len(said) <= 1
+
+
+@pytest.mark.parametrize("family", WITH_MEDIA)
+def test_so_is_text_after_an_image_or_audio(ran: dict[str, Any]) -> None:
+    assert ran["eagle3"]["mixed"] == ran["plain"]["mixed"]
+    # the media must have had its say, else nothing was compared
+    assert ran["plain"]["mixed"] != ran["plain"]["text"]
+
+
+@pytest.mark.parametrize("family", WITH_MEDIA)
+def test_no_placeholder_reaches_the_drafts_embedding(ran: dict[str, Any]) -> None:
+    assert ran["eagle3"]["placeholders"], "the prompt had no placeholder above the vocabulary"
+    assert not set(ran["eagle3"]["draft_embeds"]) & set(ran["eagle3"]["placeholders"])
+
+
+def test_a_hook_without_effect_stops_before_anything_is_served(report: Report) -> None:
+    error = report["a hook without effect"]["eagle3"]["error"]
+    last = error.strip().splitlines()[-1]
+    assert "CaptureError: the draft fuses 3 hidden states of width 64" in last
+    assert "layers [0, 2, 4]" in last
+    assert "LlavaForConditionalGeneration handed to its logits processor is none" in last
+
+
+def test_a_loop_that_collects_nothing_is_refused_before_its_weights_load(report: Report) -> None:
+    error = report["a loop that collects nothing"]["eagle3"]["error"]
+    last = error.strip().splitlines()[-1]
+    assert "MissingHooksError: --speculative-algorithm EAGLE3 needs the hidden states" in last
+    assert "GemmaForCausalLM" in last and "would have to be rewritten" in last
+    assert "load_random" not in error
