@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import traceback
 import zlib
@@ -27,6 +28,11 @@ PLACEHOLDER, MEDIA_TOKENS, MEDIA_START, MEDIA_END = 90, 4, 91, 92
 """An image or audio stands for so many copies of this id, between two, until SGLang pads them."""
 NEW_TOKENS = 12
 DRAFT_IDS = [0, 2, 4]
+HOOKS = (
+    "set_eagle3_layers_to_capture", "set_dflash_layers_to_capture", "get_embed_and_head",
+    "set_embed_and_head",
+)  # fmt: skip
+TIMEOUT_S = 120
 WINDOW = 6
 """Verifies after which the plugin says that none is accepted; a random draft has no chance."""
 
@@ -159,17 +165,6 @@ FAMILIES: dict[str, Family] = {
         },
         modality="",
     ),
-    "Pixtral": Family(
-        "LlavaForConditionalGeneration",
-        {
-            "model_type": "llava",
-            "text_config": MISTRAL,
-            "vision_config": PIXTRAL,
-            "image_token_index": PLACEHOLDER,
-            "vision_feature_layer": -1,
-            "vision_feature_select_strategy": "full",
-        },
-    ),
     "Mistral3": Family(
         "Mistral3ForConditionalGeneration",
         {
@@ -282,24 +277,6 @@ FAMILIES: dict[str, Family] = {
         },
         "AUDIO",
     ),
-    "Voxtral": Family(
-        "VoxtralForConditionalGeneration",
-        {
-            "model_type": "voxtral",
-            "audio_config": {
-                "model_type": "voxtral_encoder",
-                "hidden_size": 32,
-                "intermediate_size": 128,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 2,
-                "num_mel_bins": 16,
-                "max_source_positions": 16,
-            },
-            "text_config": LLAMA,
-            "audio_token_id": PLACEHOLDER,
-        },
-        "AUDIO",
-    ),
     "Qwen2-VL": Family(
         "Qwen2VLForConditionalGeneration",
         {
@@ -325,12 +302,6 @@ FAMILIES: dict[str, Family] = {
     "GLM-4": Family(
         "Glm4ForCausalLM",
         {**TEXT, "model_type": "glm4", "pad_token_id": 2, "partial_rotary_factor": 0.5},
-        modality="",
-    ),
-    "MiMo": Family("MiMoForCausalLM", QWEN2, modality=""),
-    "Arcee": Family(
-        "ArceeForCausalLM",
-        {**TEXT, "model_type": "arcee", "hidden_act": "relu2", "pad_token_id": 2},
         modality="",
     ),
 }
@@ -368,9 +339,11 @@ def shrink_towers() -> None:
 def main(folder: Path, names: list[str]) -> None:
     import sglang.srt.managers.scheduler  # noqa: F401  (once, before the forks)
 
+    from testbed import engine
+
     shrink_towers()
     report: dict[str, dict[str, Any]] = {}
-    jobs: list[tuple[str, str, Callable[[], dict[str, Any]]]] = []
+    jobs: list[tuple[str, str, Callable[..., dict[str, Any]]]] = []
     for name, family in FAMILIES.items():
         place = write_models(family, folder / name.replace(" ", "-"))
         if not names or name in names:
@@ -380,7 +353,11 @@ def main(folder: Path, names: list[str]) -> None:
         place = write_models(family, folder / name.replace(" ", "-"))
         jobs.append((name, "eagle3", partial(run, family, place, True, prepare)))
     for pair in zip_longest(jobs[::2], jobs[1::2]):
-        running = [(name, kind, Forked(work)) for name, kind, work in filter(None, pair)]
+        # forks share the state of `random`, by which SGLang would give both the same port
+        running = [
+            (name, kind, Forked(partial(work, port=engine.free_port())))
+            for name, kind, work in filter(None, pair)
+        ]
         for name, kind, child in running:
             report.setdefault(name, {})[kind] = child.result()
     (folder / "report.json").write_text(json.dumps(report))
@@ -394,6 +371,7 @@ class Forked:
         self._child = os.fork()
         if self._child == 0:
             os.close(reading)
+            signal.alarm(TIMEOUT_S)
             try:
                 made = work()
             except BaseException:
@@ -433,7 +411,12 @@ def write_models(family: Family, place: Path) -> Path:
 
 
 def run(
-    family: Family, place: Path, speculate: bool, prepare: Callable[[], None] = lambda: None
+    family: Family,
+    place: Path,
+    speculate: bool,
+    prepare: Callable[[], None] = lambda: None,
+    *,
+    port: int,
 ) -> dict[str, Any]:
     prepare()
     from sglang.srt.managers import scheduler as scheduling
@@ -453,6 +436,7 @@ def run(
         model_path=str(place / "target"),
         speculative_draft_model_path=str(place / "draft") if speculate else None,
         load_format="dummy",
+        nccl_port=port,
         skip_tokenizer_init=True,
         max_total_tokens=1024,
         log_level="info",
@@ -491,7 +475,7 @@ def run(
             watch_draft(runner.model, told)
         else:
             told["lacked"] = "set_eagle3_layers_to_capture" not in before
-            told["set"] = sorted(set(dir(cls)) - before)
+            told["set"] = sorted({*dir(cls)} & {*HOOKS} - before)
             watch(runner.model, told)
         return result
 
@@ -514,6 +498,7 @@ def randomise(model: Any, salt: str) -> None:
     for name, parameter in sorted(model.named_parameters()):
         seed = torch.Generator().manual_seed(zlib.crc32(f"{salt}.{name}".encode()))
         if parameter.ndim == 1:
+            parameter.data.fill_(0.0 if name.endswith("bias") else 1.0)
             continue
         values = torch.randn(parameter.shape, generator=seed) * parameter.shape[-1] ** -0.5
         if "embed_tokens" in name:
