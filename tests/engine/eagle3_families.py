@@ -7,6 +7,7 @@ without speculation. SGLang is imported once; each model runs in a forked proces
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -337,10 +338,9 @@ def shrink_towers() -> None:
 
 # ------------------------------------------------------------------------------- one process
 def main(folder: Path, names: list[str]) -> None:
-    import sglang.srt.managers.scheduler  # noqa: F401  (once, before the forks)
-
     from testbed import engine
 
+    import_everything()
     shrink_towers()
     report: dict[str, dict[str, Any]] = {}
     jobs: list[tuple[str, str, Callable[..., dict[str, Any]]]] = []
@@ -361,6 +361,17 @@ def main(folder: Path, names: list[str]) -> None:
         for name, kind, child in running:
             report.setdefault(name, {})[kind] = child.result()
     (folder / "report.json").write_text(json.dumps(report))
+
+
+def import_everything() -> None:
+    """What each fork would otherwise import for itself: all model files, and transformers' own."""
+    import sglang.srt.managers.scheduler
+    import sglang.srt.models.registry  # noqa: F401
+    from transformers import AutoModel
+
+    for config in AutoModel._model_mapping:
+        with contextlib.suppress(ValueError):  # a broken entry; SGLang skips it, too
+            AutoModel._model_mapping.get(config, None)
 
 
 class Forked:
