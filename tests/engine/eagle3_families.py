@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 VOCAB, HIDDEN, LAYERS, HEADS = 96, 64, 6, 2
-PROMPT = [5, 9, 17, 33, 65, 2, 71, 80, 12, 44]
+PROMPTS = ([5, 9, 17, 33, 65, 2, 71, 80, 12, 44], [7, 61, 3, 28, 50, 19, 84, 36])
 PLACEHOLDER, MEDIA_TOKENS, MEDIA_START, MEDIA_END = 90, 4, 91, 92
 """An image or audio stands for so many copies of this id, between two, until SGLang pads them."""
 NEW_TOKENS = 12
@@ -494,9 +494,9 @@ def run(
     driver = Driver(scheduling.Scheduler(record, ports))
     if speculate:
         told["borrowed"] = borrows(driver.scheduler)
-    told["text"] = driver.greedy(PROMPT)
+    told["text"] = [driver.greedy(prompt) for prompt in PROMPTS]
     if family.modality:
-        told["mixed"] = driver.greedy(PROMPT, family.modality)
+        told["mixed"] = [driver.greedy(prompt, family.modality) for prompt in PROMPTS]
     told |= {"verifies": driver.verifies, "accepted": driver.accepted, "log": log.lines}
     told["placeholders"] = driver.placeholders
     return told
@@ -508,8 +508,9 @@ def randomise(model: Any, salt: str) -> None:
 
     for name, parameter in sorted(model.named_parameters()):
         seed = torch.Generator().manual_seed(zlib.crc32(f"{salt}.{name}".encode()))
-        if parameter.ndim == 1:
-            parameter.data.fill_(0.0 if name.endswith("bias") else 1.0)
+        if parameter.ndim == 1:  # biases and the weights of norms
+            signs = torch.randint(2, parameter.shape, generator=seed) * 2 - 1
+            parameter.data.copy_(0 * signs if name.endswith("bias") else signs)
             continue
         values = torch.randn(parameter.shape, generator=seed) * parameter.shape[-1] ** -0.5
         if "embed_tokens" in name:
@@ -587,7 +588,7 @@ class Driver:
             mm_inputs = embedded(modality, at + 1)
         self.scheduler.handle_generate_request(
             TokenizedGenerateReqInput(
-                rid=f"{modality or 'text'}",
+                rid=f"{modality or 'text'} {prompt}",
                 input_text=None,
                 input_ids=array("q", ids),
                 input_embeds=None,
