@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from sglang_servers import Server, Servers, server_environment
+from sglang_servers import Servers, server_environment
 
 from sglang_spec_ext.args import CHECK_FLAG, FLAGS
 from sglang_spec_ext.compat.contracts import ARGUMENT_SEAM, LAUNCHER, in_use
