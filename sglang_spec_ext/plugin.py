@@ -1,8 +1,9 @@
 """Entry point of the plugin: binds what the flags ask for, nothing else.
 
-SGLang calls `register` in the launcher and in every process that it spawns, and *logs and goes on*
-when a plugin raises an Exception. So whatever must not go unnoticed leaves here as SystemExit, or
-is raised from a hook, where nobody catches it.
+SGLang (or, where it has no plugin system, `compat.bootstrap`) calls `register` in the launcher and
+in every process that it spawns, and *logs and goes on* when a plugin raises an Exception. So
+whatever must not go unnoticed leaves here as SystemExit, or is raised from a hook, where nobody
+catches it.
 
 Launcher without the flag: only the argument seam is bound, without which there could be no flag.
 Scheduler without the flag: nothing is. That is so for every server that does not speculate with a
@@ -45,8 +46,13 @@ class NotBoundError(RuntimeError):
     """The flag was given and could not take effect."""
 
 
-def register() -> None:
-    """Called by SGLang's plugin loader in each process."""
+def register(only_in: str | None = None) -> None:
+    """Called in each process by SGLang's plugin loader, or by `compat.bootstrap` where it has none.
+
+    Args:
+        only_in: bind no more than what lies in this module, because no other may be imported yet;
+            the rest follows with a second call.
+    """
     settings = args.from_worker_env()
     drafting = args.drafting_from_worker_env()
     if settings is not None or drafting is not None:
@@ -57,7 +63,7 @@ def register() -> None:
             if drafting is not None:
                 _bind_drafting_scheduler(drafting)
         return
-    missing = _bind_argument_seam()
+    missing = _bind_argument_seam(only_in)
     with _exit_on(SettingsError):
         from_env = args.from_env()
         if args.wants_hooks(None):  # of a launcher whose arguments we do not see
@@ -66,7 +72,7 @@ def register() -> None:
         with _exit_on(NotBoundError):
             if missing:
                 raise NotBoundError(_explain(missing))
-            _bind_launcher()
+            _bind_launcher(only_in)
     elif missing:
         # no flag was given yet, and none can be: argparse will say so if one is
         logger.warning("spec-ext: %s", _explain(missing))
@@ -86,17 +92,28 @@ def verify_bound() -> list[str]:
 # ------------------------------------------------------------------------ argument seam
 
 
-def _bind_argument_seam() -> list[str]:
+def _bind_argument_seam(only_in: str | None) -> list[str]:
     problems = contracts.check(points=ARGUMENT_SEAM)
     if problems:
         return problems
-    hooks.bind(_argument_hooks())
+    asked = _within(_argument_hooks(), only_in)
+    hooks.bind(asked)
+    if only_in is not None:
+        return hooks.unbound(asked)
     from sglang.srt.entrypoints.engine import Engine
 
     # a class attribute, which the hook registry cannot wrap
     if not isinstance(Engine.__dict__["server_args_class"], _ServerArgsFactory):
         Engine.server_args_class = _ServerArgsFactory(Engine.server_args_class)
     return _unbound_argument_seam()
+
+
+_Hooks = dict[TouchPoint, hooks.Hook]
+
+
+def _within(asked: _Hooks, module: str | None) -> _Hooks:
+    """The hooks on touch points in ``module``; all where it is None."""
+    return {point: hook for point, hook in asked.items() if module in (None, point.module)}
 
 
 def _argument_hooks() -> dict[TouchPoint, hooks.Hook]:
@@ -188,12 +205,14 @@ def _launcher_hooks() -> dict[TouchPoint, hooks.Hook]:
     return {point: functions[point.name] for point in contracts.in_use(LAUNCHER)}
 
 
-def _bind_launcher() -> None:
+def _bind_launcher(only_in: str | None = None) -> None:
     problems = contracts.check()
     if not problems:
-        problems = hooks.bind(_launcher_hooks())
+        problems = hooks.bind(_within(_launcher_hooks(), only_in))
     if problems:
         raise NotBoundError(_explain(problems))
+    if only_in is not None:
+        return
     release = _installed_release()
     if release not in contracts.TESTED_RELEASES:
         logger.warning(

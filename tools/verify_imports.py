@@ -58,6 +58,9 @@ PLUGIN_PACKAGE = "sglang_spec_ext"
 ENTRY_POINT_GROUP = "sglang.srt.plugins"
 ENTRY_POINT_NAME = "spec_ext"
 FIRST_RELEASE_WITH_PLUGINS = "0.5.11"
+BOOTSTRAP_FILE = "sglang_spec_ext_bootstrap.pth"
+BOOTSTRAP_MODULE = "sglang_spec_ext.compat.bootstrap"
+BOOTSTRAP_SWITCH = "SGLANG_SPEC_EXT_BOOTSTRAP"
 OLDEST_PYTHON = (3, 10)
 
 STATUSES = ("OK", "WARN", "FAIL", "SKIP")
@@ -593,6 +596,8 @@ def scheduler_like(sender: Any, timeout: float) -> None:
         importlib.import_module("sglang.srt.managers.scheduler")
 
     def load_plugins() -> dict[str, Any]:
+        if importlib.util.find_spec(ENTRY_POINT_GROUP) is None:
+            return {"errors": []}  # our bootstrap has loaded the plugin at the import above
         # SGLang's loader logs a plugin's exception and goes on, so the log is the only trace.
         logging.getLogger(ENTRY_POINT_GROUP).addHandler(Collect(logging.ERROR))
         importlib.import_module(ENTRY_POINT_GROUP).load_plugins()
@@ -661,16 +666,29 @@ def check_torch(timeout: float) -> Check:
     return Check("torch", "OK", message, data=facts, output=run.output)
 
 
+def has_plugin_system(sglang: Package) -> bool:
+    return sglang.used is not None and (sglang.used / "srt" / "plugins" / "__init__.py").is_file()
+
+
+def bootstrap_runs() -> bool:
+    """Whether our .pth ran at the start of this interpreter, as it does in SGLang's processes."""
+    return any(type(finder).__module__ == BOOTSTRAP_MODULE for finder in sys.meta_path)
+
+
 def check_plugin_system(sglang: Package) -> Check:
-    assert sglang.used is not None
     name = "plugin system"
-    if (sglang.used / "srt" / "plugins" / "__init__.py").is_file():
+    if has_plugin_system(sglang):
         return Check(name, "OK", "this SGLang loads plugins")
-    text = (
-        f"this SGLang has no plugin system ({FIRST_RELEASE_WITH_PLUGINS} and newer have): it will"
-        " not load the plugin. Older releases need a .pth bootstrap or patches, which"
-        f" {PLUGIN_DIST} does not ship yet; upgrade SGLang"
-    )
+    text = f"this SGLang has no plugin system ({FIRST_RELEASE_WITH_PLUGINS} and newer have)"
+    if bootstrap_runs():
+        return Check(name, "OK", f"{text}; {BOOTSTRAP_FILE} loads the plugin at its imports")
+    if os.environ.get(BOOTSTRAP_SWITCH) == "0":
+        text += f", and {BOOTSTRAP_SWITCH}=0 switches {BOOTSTRAP_FILE} off; unset it"
+    else:
+        text += (
+            f", and {BOOTSTRAP_FILE} did not run: pip install {PLUGIN_DIST} (again, if it was"
+            " installed before it had that file; a folder on PYTHONPATH is not enough)"
+        )
     return Check(name, "FAIL", text)
 
 

@@ -1,12 +1,15 @@
-"""Bind hooks to touch points through SGLang's own registry, and prove that they are bound.
+"""Bind hooks to touch points, and prove that they are bound.
 
-The registry logs what fails and goes on; that is why every bind here is checked afterwards.
+SGLang's own registry binds them where it has one. It logs what fails and goes on; that is why
+every bind here is checked afterwards.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,13 +24,48 @@ def bind(hooks: Mapping[TouchPoint, Hook]) -> list[str]:
     A hook is called as ``hook(original, *args, **kwargs)``, self or cls first among the args. Safe
     to call twice.
     """
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    for point, hook in hooks.items():
-        if not is_bound(point, hook):
-            HookRegistry.register(point.target, hook, HookType.AROUND)
+    missing = {point: hook for point, hook in hooks.items() if not is_bound(point, hook)}
+    try:
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    except ModuleNotFoundError as error:
+        if error.name not in ("sglang.srt.plugins", "sglang.srt.plugins.hook_registry"):
+            raise
+        for point, hook in missing.items():
+            with contextlib.suppress(ImportError, AttributeError):  # reported as unbound
+                _wrap(point, hook)
+        return unbound(hooks)
+    for point, hook in missing.items():
+        HookRegistry.register(point.target, hook, HookType.AROUND)
     HookRegistry.apply_hooks()
     return unbound(hooks)
+
+
+def _wrap(point: TouchPoint, hook: Hook) -> None:
+    """What SGLang's registry does for an AROUND hook, for releases that have none."""
+    path, _, name = point.qualname.rpartition(".")
+    owner = pkgutil.resolve_name(f"{point.module}:{path}")
+    original = getattr(owner, name)
+    raw = vars(owner).get(name)
+    if isinstance(raw, classmethod | staticmethod):
+        original = raw.__func__
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return hook(original, *args, **kwargs)
+
+    if isinstance(raw, classmethod | staticmethod):
+        setattr(owner, name, type(raw)(wrapper))
+        return
+    setattr(owner, name, wrapper)
+    if not path:
+        _replace_copies(name, original, wrapper)
+
+
+def _replace_copies(name: str, original: Any, wrapper: Any) -> None:
+    # `from module import name` has copied the reference into what is imported already
+    for module in list(sys.modules.values()):
+        if vars(module).get(name) is original:
+            setattr(module, name, wrapper)
 
 
 def unbound(hooks: Mapping[TouchPoint, Hook]) -> list[str]:

@@ -96,6 +96,7 @@ class Box:
         self.cwd = root / "cwd"
         self.cwd.mkdir()
         self.path = [self.site]
+        self.flags = ["-S"]
         self.env: dict[str, str] = {}
         self.add_torch()
         self.add_sglang()
@@ -158,7 +159,7 @@ class Box:
         env = {k: v for k, v in os.environ.items() if not k.startswith(inherited)}
         env["PYTHONPATH"] = os.pathsep.join(map(str, self.path))
         return subprocess.Popen(
-            [sys.executable, "-S", str(TOOL), *arguments],
+            [sys.executable, *self.flags, str(TOOL), *arguments],
             env={**env, **self.env},
             cwd=self.cwd,
             stdout=subprocess.PIPE,
@@ -403,10 +404,50 @@ def test_old_release_has_no_plugin_system(box: Box) -> None:
     report = box.check()
     status, message = report.one("plugin system")
     assert status == "FAIL"
-    assert "0.5.11" in message and "does not ship yet" in message
+    assert "0.5.11" in message
+    assert "sglang_spec_ext_bootstrap.pth did not run: pip install sglang-spec-ext" in message
     assert report.status("hooks") == "SKIP"
     assert report.status("modules") == "OK"
     assert report.code == 2
+
+
+def test_old_release_with_our_bootstrap_switched_off(box: Box) -> None:
+    box.remove("sglang/srt/plugins")
+    box.env["SGLANG_SPEC_EXT_BOOTSTRAP"] = "0"
+    status, message = box.check().one("plugin system")
+    assert status == "FAIL"
+    assert "SGLANG_SPEC_EXT_BOOTSTRAP=0 switches" in message
+
+
+def test_old_release_with_our_bootstrap(box: Box) -> None:
+    """Each interpreter starts it; it registers after the import of the scheduler."""
+    box.remove("sglang/srt/plugins")
+    box.write(
+        "sglang_spec_ext/compat/bootstrap.py",
+        """
+        import importlib.machinery, os, sys
+        class Finder:
+            def find_spec(self, name, path=None, target=None):
+                worker = "SGLANG_SPEC_EXT_WORKER" in os.environ
+                if worker and name == "sglang.srt.managers.scheduler":
+                    spec = importlib.machinery.PathFinder.find_spec(name, path)
+                    execute = spec.loader.exec_module
+                    def execute_and_register(module):
+                        execute(module)
+                        module.hooked = True
+                    spec.loader.exec_module = execute_and_register
+                    return spec
+        sys.meta_path.insert(0, Finder())
+        """,
+    )
+    # -S leaves out every .pth; what stands in for ours runs as early
+    box.write("sitecustomize.py", "import sglang_spec_ext.compat.bootstrap")
+    box.flags = []
+    report = box.check()
+    status, message = report.one("plugin system")
+    assert status == "OK"
+    assert "sglang_spec_ext_bootstrap.pth loads the plugin" in message
+    assert report.one("hooks") == ("OK", "all bound in a spawned, scheduler-like process")
 
 
 # -------------------------------------------------------------------------------------- torch
