@@ -17,14 +17,21 @@ CONFIRMATION = "sglang_spec_ext"
 
 _TARGET_ONLY_MARK = "spec_ext_target_only"
 
+# A request's drafts that its verifies accepted, under the names that releases gave it.
+_CORRECT_DRAFTS = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")
+
 
 def log_start(worker: Any, settings: Settings, own_extend_reason: str | None) -> None:
-    """One line on rank 0: what is active, in numbers that the operator can compare."""
+    """One line on rank 0: what is active, in numbers that the operator can compare.
+
+    Every worker has one path so far: the target's plain decode, in which nothing is verified.
+    """
     n, m, k = settings.threshold, settings.resume_threshold, settings.min_steps
     cap = worker.target_worker.model_runner.max_running_requests
     log_on_first_rank(
         f"spec-ext active: N={n}, M={m}, K={k}, max_running_requests={cap}, "
         f"algorithm={worker.speculative_algorithm.name}, topk={worker.topk}, "
+        f"worker={type(worker).__name__}, path=plain decode, "
         f"draft kept warm by {warmth(own_extend_reason)}"
     )
     if cap is not None and n >= cap:
@@ -113,7 +120,7 @@ class SpecMetrics:
     def report_decode_stats(
         self, original: Callable[..., Any], reporter: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Around ``SchedulerMetricsReporter.report_decode_stats``."""
+        """Around ``SchedulerMetricsReporter.report_decode_stats``, under whatever name."""
         if reporter.spec_num_forward_ct > 0:
             return original(reporter, *args, **kwargs)
         # no verify since the last report: report as a server without speculation does
@@ -137,8 +144,9 @@ def request_spec_metrics(
     """
     original(manager, meta_info, recv_obj, i)
     verifies = meta_info.get("spec_verify_ct")
-    if verifies and "spec_num_correct_drafts" in meta_info:
-        meta_info["spec_accept_length"] = 1 + meta_info["spec_num_correct_drafts"] / verifies
+    correct = next((meta_info[name] for name in _CORRECT_DRAFTS if name in meta_info), None)
+    if verifies and correct is not None:
+        meta_info["spec_accept_length"] = 1 + correct / verifies
 
 
 class AcceptWatch:

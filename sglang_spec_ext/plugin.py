@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import logging
 import os
 import sys
@@ -25,16 +26,10 @@ from typing import Any, NoReturn
 
 from sglang_spec_ext import args, draft_check, observe, refusals
 from sglang_spec_ext.args import Settings, SettingsError
-from sglang_spec_ext.compat import contracts, hooks, releases
-from sglang_spec_ext.compat.contracts import (
-    ARGUMENT_SEAM,
-    LAUNCHER,
-    LOADING,
-    LOADING_CALLED,
-    SCHEDULER,
-    TouchPoint,
-)
+from sglang_spec_ext.compat import contracts, hooks, releases, workers
+from sglang_spec_ext.compat.contracts import ARGUMENT_SEAM, LOADING, LOADING_CALLED, TouchPoint
 from sglang_spec_ext.eagle3_hooks import loading
+from sglang_spec_ext.policy import Mode
 from sglang_spec_ext.runtime_state import STATE_KEY, RuntimeState, relay_update
 
 logger = logging.getLogger("sglang_spec_ext")
@@ -67,7 +62,7 @@ def register(only_in: str | None = None) -> None:
     with _exit_on(SettingsError):
         from_env = args.from_env()
         if args.wants_hooks(None):  # of a launcher whose arguments we do not see
-            _bind_drafting_launcher()
+            _bind_drafting_launcher(only_in)
     if from_env is not None:
         with _exit_on(NotBoundError):
             if missing:
@@ -198,15 +193,16 @@ def _launcher_hooks() -> dict[TouchPoint, hooks.Hook]:
     functions: dict[str, hooks.Hook] = {
         "check_server_args": _check_server_args,
         "launch_subprocesses": _launch_subprocesses,
+        "launch_subprocesses_function": _launch_subprocesses_function,
         "admission_cap": _admission_cap,
         "request_spec_metrics": observe.request_spec_metrics,
         "relay_update": relay_update,
     }
-    return {point: functions[point.name] for point in contracts.in_use(LAUNCHER)}
+    return {point: functions[point.name] for point in contracts.in_use(workers.contract().launcher)}
 
 
 def _bind_launcher(only_in: str | None = None) -> None:
-    problems = contracts.check()
+    problems = workers.check()
     if not problems:
         problems = hooks.bind(_within(_launcher_hooks(), only_in))
     if problems:
@@ -258,13 +254,25 @@ def _admission_cap(original: Callable[..., Any], record: Any) -> Any:
 def _launch_subprocesses(
     original: Callable[..., Any], cls: type, server_args: Any, *rest: Any, **kwargs: Any
 ) -> Any:
+    return _launch(lambda: original(cls, server_args, *rest, **kwargs), server_args)
+
+
+def _launch_subprocesses_function(
+    original: Callable[..., Any], server_args: Any, *rest: Any, **kwargs: Any
+) -> Any:
+    return _launch(lambda: original(server_args, *rest, **kwargs), server_args)
+
+
+def _launch(original: Callable[[], Any], server_args: Any) -> Any:
     settings = _settings_of(server_args)
-    variables = settings.to_env() if settings is not None else {}
+    variables: dict[str, str] = {}
+    if settings is not None:
+        variables = settings.to_env() | workers.to_env(server_args)
     algorithm = getattr(server_args, "speculative_algorithm", None)
     if args.drafts(algorithm):
         variables |= args.drafting_to_env(args.wants_hooks(algorithm), _check_mode())
     with _environment(variables):
-        launched = original(cls, server_args, *rest, **kwargs)
+        launched = original()
     if settings is not None:
         _require_confirmation(launched)
     return launched
@@ -272,9 +280,9 @@ def _launch_subprocesses(
 
 def _require_confirmation(launched: Any) -> None:
     """Every scheduler process must have said that its hooks are bound."""
-    infos: list[dict[str, Any]] = next(
-        (part.scheduler_infos for part in launched if hasattr(part, "scheduler_infos")), []
-    )
+    # a list in the first releases, a record that holds it since
+    parts = [getattr(part, "scheduler_infos", part) for part in launched]
+    infos: list[dict[str, Any]] = next((part for part in parts if isinstance(part, list)), [])
     problems = [
         f"scheduler process {rank} did not load the plugin"
         for rank, info in enumerate(infos)
@@ -307,11 +315,11 @@ def _prepare_drafting(algorithm: Any, check_mode: Any) -> None:
         _bind_drafting_launcher()
 
 
-def _bind_drafting_launcher() -> None:
-    names = ("check_server_args", "launch_subprocesses")
+def _bind_drafting_launcher(only_in: str | None = None) -> None:
+    names = ("check_server_args", "launch_subprocesses", "launch_subprocesses_function")
     wanted = {p: hook for p, hook in _launcher_hooks().items() if p.name in names}
     problems = contracts.check(points=(*wanted, *LOADING, *LOADING_CALLED))
-    _warn_of(problems or hooks.bind(wanted))
+    _warn_of(problems or hooks.bind(_within(wanted, only_in)))
 
 
 def _drafting_hooks(drafting: args.Drafting) -> dict[TouchPoint, hooks.Hook]:
@@ -319,7 +327,7 @@ def _drafting_hooks(drafting: args.Drafting) -> dict[TouchPoint, hooks.Hook]:
     if drafting.hooks:
         wanted |= dict.fromkeys(LOADING, loading.load_model)
     if drafting.check != "off":
-        steps = contracts.in_use(SCHEDULER)
+        steps = contracts.in_use(workers.contract().scheduler)
         wanted |= {p: _watch_hook for p in steps if p.name == "resolve_spec_tokens"}
     return wanted
 
@@ -355,13 +363,19 @@ _metrics_hooks: dict[str, hooks.Hook] = {
 def _scheduler_hooks() -> dict[TouchPoint, hooks.Hook]:
     functions: dict[str, hooks.Hook] = {
         "forward_batch_generation": _forward_batch_generation,
+        "forward_batch_generation_v1": _forward_batch_generation,
+        "process_decode": _process_decode,
         "init_info": _init_info,
+        "init_model_worker": _init_model_worker,
+        "scheduler_process": _scheduler_process,
         "graph_sizes": _graph_sizes,
         "get_internal_state": _get_internal_state,
         "set_internal_state": _set_internal_state,
         **_metrics_hooks,
     }
-    return {point: functions[point.name] for point in contracts.in_use(SCHEDULER)}
+    return {
+        point: functions[point.name] for point in contracts.in_use(workers.contract().scheduler)
+    }
 
 
 def _bind_scheduler(settings: Settings) -> None:
@@ -387,12 +401,30 @@ def _forward_batch_generation(
 def _step_of(worker: Any) -> Any:
     step = getattr(worker, _STEP, None)
     if step is None:
-        from sglang_spec_ext.target_only.v2 import TargetOnlyStep
-
         assert _worker_settings is not None
-        step = TargetOnlyStep(worker, _worker_settings)
+        step = _step_class()(worker, _worker_settings)
         setattr(worker, _STEP, step)
     return step
+
+
+def _step_class() -> Any:
+    if workers.contract().worker == "spec-v1":
+        from sglang_spec_ext.target_only.v1 import TargetOnlyStep as V1Step
+
+        return V1Step
+    from sglang_spec_ext.target_only.v2 import TargetOnlyStep as V2Step
+
+    return V2Step
+
+
+def _process_decode(original: Callable[..., Any], scheduler: Any, batch: Any, result: Any) -> Any:
+    from sglang_spec_ext.target_only import v1
+
+    processed = v1.process_decode(original, scheduler, batch, result)
+    if observe.is_target_only(result) and _metrics.counts is not None:
+        size = result.next_token_ids.shape[0]
+        _metrics.counts.committed(Mode.TARGET_ONLY, size, size)
+    return processed
 
 
 def _graph_sizes(original: Callable[..., Any], model_runner: Any, *rest: Any, **kwargs: Any) -> Any:
@@ -403,15 +435,19 @@ def _graph_sizes(original: Callable[..., Any], model_runner: Any, *rest: Any, **
 
 
 def _init_info(original: Callable[..., Any], scheduler: Any) -> dict[str, Any]:
-    global _runtime_state
     info: dict[str, Any] = original(scheduler)
+    _make_step(scheduler)
+    info[observe.CONFIRMATION] = True
+    return info
+
+
+def _make_step(scheduler: Any) -> None:
+    global _runtime_state
     from sglang_spec_ext.compat import sglang_api
 
     step = _step_of(scheduler.draft_worker)
     _metrics.counts = step.counts
     _runtime_state = RuntimeState(step, sglang_api.metrics_collector(scheduler))
-    info[observe.CONFIRMATION] = True
-    return info
 
 
 _runtime_state: RuntimeState | None = None
@@ -429,6 +465,35 @@ def _set_internal_state(original: Callable[..., Any], scheduler: Any, request: A
     return _runtime_state.update(original, scheduler, request)
 
 
+def _init_model_worker(original: Callable[..., Any], scheduler: Any) -> Any:
+    result = original(scheduler)
+    _make_step(scheduler)
+    return result
+
+
+def _scheduler_process(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Confirm in the handshake, where the process has no function of its own that makes it.
+
+    It is sent after the scheduler was built, and that fails where the step cannot be made.
+    """
+    call = inspect.signature(original).bind(*args, **kwargs)
+    call.arguments["pipe_writer"] = _ConfirmingPipe(call.arguments["pipe_writer"])
+    return original(*call.args, **call.kwargs)
+
+
+class _ConfirmingPipe:
+    """The pipe to the launcher; adds the confirmation to the scheduler's word that it is ready."""
+
+    def __init__(self, pipe: Any) -> None:
+        self._pipe = pipe
+
+    def send(self, info: dict[str, Any]) -> None:
+        self._pipe.send({**info, observe.CONFIRMATION: True})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pipe, name)
+
+
 # ------------------------------------------------------------------------ failing loudly
 
 
@@ -438,7 +503,7 @@ def _explain(problems: list[str]) -> str:
     return (
         f"{args.THRESHOLD_FLAG} cannot take effect with SGLang {_installed_release()}; "
         f"what it needs is missing:{lines}\n"
-        f"Works with SGLang {contracts.OLDEST_RELEASE} to {contracts.NEWEST_RELEASE}. "
+        f"Works with SGLang {workers.supported()}. "
         "Check the installation with tools/verify_imports.py, that SGLANG_PLUGINS (if set) names "
         f"spec_ext, or start without {args.THRESHOLD_FLAG}."
     )

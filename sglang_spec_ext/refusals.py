@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_spec_ext.args import THRESHOLD_FLAG, Settings, SettingsError
-from sglang_spec_ext.compat import contracts
+from sglang_spec_ext.compat import workers
 
 SUPPORTED_ALGORITHMS = ("EAGLE", "EAGLE3", "STANDALONE")
 
@@ -33,17 +33,27 @@ def _attention_dp(arguments: Any) -> bool:
     )
 
 
-def _spec_v1(arguments: Any) -> bool:
-    return bool(_get(arguments, "disable_overlap_schedule")) and contracts.has_spec_v1()
+def _unfit_worker(kind: str) -> Callable[[Any], bool]:
+    def applies(arguments: Any) -> bool:
+        unfit = workers.unfit(arguments)
+        return unfit is not None and unfit.worker == kind
+
+    return applies
 
 
 REFUSALS = (
     Refusal(
         "the spec-v1 worker, which this SGLang takes without the overlap schedule",
-        _spec_v1,
-        "it has no target-only step yet",
+        _unfit_worker("spec-v1"),
+        "it is not as the target-only step needs it",
         "use --speculative-eagle-topk 1 with the overlap schedule on and SGLANG_ENABLE_SPEC_V2 not "
         "off, or a newer SGLang",
+    ),
+    Refusal(
+        "the spec-v2 worker, which this SGLang takes with the overlap schedule",
+        _unfit_worker("spec-v2"),
+        "here only its spec-v1 worker has a target-only step",
+        "set SGLANG_ENABLE_SPEC_V2=0, which selects that one",
     ),
     Refusal(
         "--speculative-adaptive",

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import socket
 import sys
@@ -24,6 +25,18 @@ EAGLE1 = {
 SPECULATIVE_STEPS = 3
 DRAFT_TOKENS = {1: 4, 4: 16}
 """Draft tokens per verify, by topk."""
+
+
+def installed_release() -> str | None:
+    """SGLang's version in this environment, None without it."""
+    try:
+        return importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+FIRST_RELEASE = installed_release() == "0.5.9"
+"""No plugin system, the spec-v1 worker, and no speculation of its own on CPU."""
 
 
 def environment(*, overlap: bool = False) -> dict[str, str]:
@@ -49,6 +62,8 @@ def environment(*, overlap: bool = False) -> dict[str, str]:
     }
     if overlap:
         variables |= {"SGLANG_SPEC_EXT_TESTBED_OVERLAP": "1", "TRITON_INTERPRET": "1"}
+    if FIRST_RELEASE:
+        variables["TRITON_INTERPRET"] = "1"
     return variables
 
 
@@ -63,7 +78,7 @@ def server_args(topk: int | None, **overrides: Any) -> dict[str, Any]:
         "model_path": str(TARGET),
         "device": "cpu",
         "dtype": "float32",
-        "attention_backend": "intel_amx",
+        "attention_backend": "torch_native" if FIRST_RELEASE else "intel_amx",
         "disable_overlap_schedule": True,
         "disable_cuda_graph": True,
         "mem_fraction_static": 0.1,

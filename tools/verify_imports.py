@@ -531,15 +531,15 @@ def probe_plugin(report: Reporter, entry_point: str | None, site_dir: str | None
             raise TypeError(f"{entry_point} is no function, SGLang cannot call it")
 
     def touch_points() -> dict[str, Any]:
-        contracts = importlib.import_module(f"{PLUGIN_PACKAGE}.compat.contracts")
-        names = dict.fromkeys(point.name for point in contracts.TOUCH_POINTS)
+        workers = importlib.import_module(f"{PLUGIN_PACKAGE}.compat.workers")
+        names = dict.fromkeys(point.name for point in workers.contract(site).points)
         # Where releases differ, one name has several places, of which one is in use.
-        places = [contracts.holding(name, site) for name in names] if site else []
+        places = [workers.holding(name, site) for name in names] if site else []
         return {"modules": list(dict.fromkeys(place.module for place in places if place))}
 
     def contract() -> dict[str, Any]:
-        contracts = importlib.import_module(f"{PLUGIN_PACKAGE}.compat.contracts")
-        return {"broken": [str(sentence) for sentence in contracts.check(site)]}
+        workers = importlib.import_module(f"{PLUGIN_PACKAGE}.compat.workers")
+        return {"broken": [str(sentence) for sentence in workers.check(site)]}
 
     if entry_point is not None:
         report.attempt("entry point", load)
@@ -743,7 +743,7 @@ def check_entry_object(run: ProbeRun, value: str) -> Check:
 def check_contract(run: ProbeRun, subject: str) -> Check:
     cause = run.cause("touch points") or run.cause("contract")
     if cause is not None:
-        text = f"{PLUGIN_PACKAGE}.compat.contracts: {cause}; reinstall {PLUGIN_DIST}"
+        text = f"{PLUGIN_PACKAGE}.compat.workers: {cause}; reinstall {PLUGIN_DIST}"
         return Check("contract", "FAIL", text, output=run.output)
     broken = run.facts("contract")["broken"]
     data = {"subject": subject, "broken": broken}

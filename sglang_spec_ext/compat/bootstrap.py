@@ -23,7 +23,8 @@ SWITCH = "SGLANG_SPEC_EXT_BOOTSTRAP"
 
 _PREFIX = "SGLANG_SPEC_EXT_"
 _DOOR = "SGLANG_SPEC_EXT_DISABLE_BATCH_THRESHOLD"
-_WORKER = "SGLANG_SPEC_EXT_WORKER"
+# what the launcher leaves for the processes that it spawns
+_SPAWNED = ("SGLANG_SPEC_EXT_WORKER", "SGLANG_SPEC_EXT_DRAFTING_WORKER")
 _FLAGS = (
     "--speculative-disable-batch-threshold",
     "--speculative-resume-batch-threshold",
@@ -101,8 +102,8 @@ def _find_behind(
 
 
 def _register(executed: str) -> None:
-    in_worker = bool(os.environ.get(_WORKER))
-    if in_worker is not (executed == SCHEDULER):
+    spawned = any(name in os.environ for name in _SPAWNED)
+    if spawned is not (executed == SCHEDULER):
         return
     try:
         from sglang_spec_ext import plugin

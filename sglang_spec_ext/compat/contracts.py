@@ -462,18 +462,14 @@ def check(site: Path | None = None, points: tuple[TouchPoint, ...] = TOUCH_POINT
     return problems
 
 
-def holding(name: str, site: Path | None = None) -> TouchPoint | None:
+def holding(
+    name: str, site: Path | None = None, points: tuple[TouchPoint, ...] = TOUCH_POINTS
+) -> TouchPoint | None:
     """The place of touch point ``name`` in the installed sources, None if there is none."""
     site = site or site_dir()
     if site is None:
         return None
-    return next((p for p in TOUCH_POINTS if p.name == name and not gap(p, site)), None)
-
-
-def has_spec_v1(site: Path | None = None) -> bool:
-    """Whether this SGLang takes another worker for the same algorithms without overlap."""
-    worker = holding("forward_batch_generation", site)
-    return worker is not None and worker.parameters == ("model_worker_batch",)
+    return next((p for p in points if p.name == name and not gap(p, site)), None)
 
 
 def in_use(points: tuple[TouchPoint, ...], site: Path | None = None) -> tuple[TouchPoint, ...]:
@@ -483,7 +479,8 @@ def in_use(points: tuple[TouchPoint, ...], site: Path | None = None) -> tuple[To
     """
     first = {point.name: point for point in reversed(points)}
     return tuple(
-        holding(name, site) or first[name] for name in dict.fromkeys(p.name for p in points)
+        holding(name, site, points) or first[name]
+        for name in dict.fromkeys(point.name for point in points)
     )
 
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from sglang_spec_ext.compat import contracts
+from sglang_spec_ext.compat import workers
+from sglang_spec_ext.compat.contracts import TouchPoint
 
 
 @cache
@@ -32,8 +33,8 @@ def resolve(name: str) -> Any:
 
 
 @cache
-def _place(name: str) -> contracts.TouchPoint:
-    point = contracts.holding(name)
+def _place(name: str) -> TouchPoint:
+    point = workers.holding(name)
     if point is None:
         raise LookupError(f"no place of touch point {name!r} holds in the installed SGLang")
     return point
@@ -256,12 +257,14 @@ def capture_plain_decode(target_runner: Any, hidden_mode: Any) -> tuple[Any, Any
             # sized for the batch sizes of a plain server; the verify graphs may need fewer rows
             plain = resolve("graph_output")(target_runner)
             stack.enter_context(_set(target_runner, "graph_shared_output", plain))
-        runner = runner_class(
-            target_runner,
-            attn_backend=backend,
-            speculative_num_steps=0,
-            speculative_num_draft_tokens=1,
-        )
+        options = {
+            "attn_backend": backend,
+            "speculative_num_steps": 0,
+            "speculative_num_draft_tokens": 1,
+        }
+        if len(inspect.signature(runner_class).parameters) == 1:
+            options = {}  # the first releases read all of it off the target's runner
+        runner = runner_class(target_runner, **options)
     return backend, runner
 
 
@@ -339,7 +342,6 @@ def target_class(runner: Any) -> type:
 
 def logits_processors(model: Any) -> list[Any]:
     """The modules of a loaded model that turn hidden states into logits."""
-    point = contracts.holding("logits_processor")
-    assert point is not None
+    point = _place("logits_processor")
     kind = pkgutil.resolve_name(f"{point.module}:{point.qualname.partition('.')[0]}")
     return [module for module in model.modules() if isinstance(module, kind)]

@@ -15,93 +15,18 @@ from typing import Any
 import torch
 
 from sglang_spec_ext import observe
-from sglang_spec_ext.args import THRESHOLD_FLAG, Settings, SettingsError
+from sglang_spec_ext.args import Settings
 from sglang_spec_ext.compat import sglang_api
-from sglang_spec_ext.counts import Counts
-from sglang_spec_ext.policy import BatchThresholdPolicy, Mode
-from sglang_spec_ext.target_only.draft_kv import DraftKVWriter
-from sglang_spec_ext.target_only.graphs import DraftKVGraphs, TargetGraphs, largest_threshold
-
-Forward = Callable[..., Any]
+from sglang_spec_ext.target_only.step import Step
 
 
-class TargetOnlyStep:
-    """Runs decode steps of one spec-v2 worker in the mode that the policy says.
-
-    State: the policy, and for each request pool index the target's last hidden state. A row of the
-    latter is valid for a request that was prefilled or stepped since the last switch to
-    target-only, and a resume reads only such rows; so reuse of a pool index needs no cleaning up.
-    """
+class TargetOnlyStep(Step):
+    """The target-only step of one spec-v2 worker."""
 
     def __init__(self, worker: Any, settings: Settings) -> None:
-        self.worker = worker
-        self.counts = Counts()
-        self.policy = BatchThresholdPolicy(settings, self.counts.step)
-        self._draft: Any = worker.draft_worker
-        if sglang_api.keeps_recurrent_state(self._draft.req_to_token_pool):
-            raise SettingsError(
-                f"{THRESHOLD_FLAG} {settings.threshold} does not work with this target: it has "
-                "Mamba or linear-attention layers, whose state the target-only step does not "
-                f"commit yet. Serve it without {THRESHOLD_FLAG}."
-            )
-        self._req_to_token: torch.Tensor = self._draft.req_to_token_pool.req_to_token
-        reason = None if self._standalone else DraftKVWriter.why_not(self._draft.draft_runner)
-        if self._standalone:
-            reason = "a STANDALONE draft is a whole language model"
-        self.own_extend_reason = reason
-        self._writer = None if reason else DraftKVWriter(self._draft.draft_runner)
-        self._last_hidden: torch.Tensor | None = None
-        if self._writer is not None:
-            self._last_hidden = torch.zeros(
-                (self._req_to_token.shape[0], self._writer.hidden_width),
-                dtype=self._writer.hidden_dtype,
-                device=self._req_to_token.device,
-            )
+        super().__init__(worker, settings, worker.draft_worker)
         self._stubs = _Stubs(worker)
-        self._target_graphs: TargetGraphs | None = None
-        self._write_graphs: DraftKVGraphs | None = None
-        self._capture_graphs()
-        self.largest_threshold = largest_threshold()
-        observe.log_start(worker, settings, reason)
-
-    def _capture_graphs(self) -> None:
-        target_runner = self.worker.target_worker.model_runner
-        if sglang_api.decode_graph_runner(target_runner) is None:
-            return
-        self._target_graphs = TargetGraphs(target_runner, self._stubs.target_capture)
-        if self._writer is not None and self._last_hidden is not None:
-            self._write_graphs = DraftKVGraphs(
-                self._writer, self._last_hidden, self._target_graphs.sizes, self._draft
-            )
-
-    @property
-    def _standalone(self) -> bool:
-        return bool(self.worker.speculative_algorithm.is_standalone())
-
-    def forward(self, original: Forward, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """Stand in for ``EAGLEWorkerV2.forward_batch_generation(batch, *args, **kwargs)``."""
-        if batch.forward_mode.is_idle():
-            return original(self.worker, batch, *args, **kwargs)
-        if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
-            return self._prefill(original, batch, *args, **kwargs)
-        switch = self.policy.step(batch.seq_lens.shape[0])
-        if switch is not None:
-            observe.log_switch(switch, self.policy.settings)
-        if self.policy.mode is Mode.TARGET_ONLY:
-            return self._decode(batch, *args, **kwargs)
-        if switch is not None:
-            self._resume(batch)
-        return original(self.worker, batch, *args, **kwargs)
-
-    def _prefill(self, original: Forward, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self.worker, batch, *args, **kwargs)
-        if self.policy.mode is Mode.TARGET_ONLY and self._last_hidden is not None:
-            # this request's first decode may be the resume
-            device = self._last_hidden.device
-            lengths = torch.as_tensor(sglang_api.prefill_lengths(batch), device=device)
-            last = torch.cumsum(lengths, dim=0) - 1
-            self._last_hidden[batch.req_pool_indices] = result.logits_output.hidden_states[last]
-        return result
+        self._start(self._stubs.target_capture)
 
     def _decode(
         self,
@@ -150,26 +75,7 @@ class TargetOnlyStep:
         self.counts.warmed(size)
         return result
 
-    def _write_draft_kv(
-        self,
-        tokens: torch.Tensor,
-        pool_indices: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-    ) -> None:
-        if self._write_graphs is not None and self._write_graphs.fits(tokens.shape[0]):
-            self._write_graphs.write(tokens, pool_indices, positions, slots)
-            return
-        assert self._writer is not None and self._last_hidden is not None
-        with sglang_api.draft_contexts(self._draft):
-            self._writer.write(tokens, self._last_hidden[pool_indices], positions, slots)
-
     def _resume(self, batch: Any) -> None:
-        """Give the next draft its first proposals: draft extend of each last committed token.
-
-        It writes the KV slot that is already there with the same values, and yields top-k and
-        hidden state, as after a verify that accepted no draft token.
-        """
         if self._last_hidden is None:
             return  # SGLang's own extend ran on every step: the draft input is complete
         hidden = self._last_hidden[batch.req_pool_indices]

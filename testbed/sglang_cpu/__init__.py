@@ -6,8 +6,10 @@ after the SGLang module that it concerns has been imported.
 
 from __future__ import annotations
 
+import importlib.metadata
+
+from . import patches, patches_0_5_9
 from .import_hooks import install_finder
-from .patches import PATCHES
 
 __all__ = ["install"]
 
@@ -17,4 +19,5 @@ def install() -> None:
 
     Raises RuntimeError when a module to be patched has been imported already.
     """
-    install_finder(PATCHES)
+    first = importlib.metadata.version("sglang") == "0.5.9"
+    install_finder(patches_0_5_9.PATCHES if first else patches.PATCHES)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 Patch = Callable[[ModuleType], None]
 
 
 class PatchingFinder(MetaPathFinder):
-    """Finds only the modules named in `patches`, as Python itself would, and patches them."""
+    """Leaves the modules named in `patches` to the finders behind it to find, and patches them."""
 
     def __init__(self, patches: Mapping[str, Patch]) -> None:
         self._patches = patches
@@ -23,7 +23,7 @@ class PatchingFinder(MetaPathFinder):
         patch = self._patches.get(fullname)
         if patch is None:
             return None
-        spec = PathFinder.find_spec(fullname, path, target)
+        spec = self._find_behind(fullname, path, target)
         if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module
@@ -34,13 +34,23 @@ class PatchingFinder(MetaPathFinder):
                 patch(module)
             except (AttributeError, ValueError) as error:
                 raise ImportError(
-                    f"the CPU test bed cannot adapt {fullname}: {error}. It is written for "
-                    "SGLang 0.5.23; install that release, or adapt testbed/sglang_cpu/patches.py"
+                    f"the CPU test bed cannot adapt {fullname}: {error}. It is written for SGLang "
+                    "0.5.9 and 0.5.23; install one of them, or adapt testbed/sglang_cpu"
                 ) from error
 
         # On the instance: the module keeps its ordinary loader, so source and tracebacks work.
         spec.loader.exec_module = execute_and_patch  # type: ignore[method-assign]
         return spec
+
+    def _find_behind(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        # the plugin's own finder among them, where SGLang has no plugin system
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                return spec
+        return None
 
 
 def install_finder(patches: Mapping[str, Patch]) -> None:

@@ -1,7 +1,6 @@
 """What SGLang 0.5.23 needs changed to run on such a machine, by module.
 
-Another release that differs gets its own table beside `PATCHES`; `install()` then chooses by
-`sglang.version`.
+A release that differs has a table of its own, beside this file; `install()` chooses.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from .import_hooks import Patch
 OVERLAP_ENV = "SGLANG_SPEC_EXT_TESTBED_OVERLAP"
 
 
-def _use_stand_in_kernels(load_utils: ModuleType) -> None:
+def use_stand_in_kernels(load_utils: ModuleType) -> None:
     """The wheel on PyPI is the CUDA build: its library does not load here and has no CPU ops."""
 
     def load_architecture_specific_ops() -> ModuleType:
@@ -24,8 +23,8 @@ def _use_stand_in_kernels(load_utils: ModuleType) -> None:
         kernels.register()
         return ModuleType("common_ops")
 
-    _replace(load_utils, "_load_architecture_specific_ops", load_architecture_specific_ops)
-    _replace(load_utils, "_preload_cuda_library", lambda: None)
+    replace(load_utils, "_load_architecture_specific_ops", load_architecture_specific_ops)
+    replace(load_utils, "_preload_cuda_library", lambda: None)
 
 
 def _keep_intel_amx_backend(overrides: ModuleType) -> None:
@@ -42,22 +41,23 @@ def _keep_intel_amx_backend(overrides: ModuleType) -> None:
 
     place = overrides.POST_PROCESS_PASSES.index(original)
     overrides.POST_PROCESS_PASSES[place] = attention_backend_platform_fallbacks
-    _replace(overrides, name, attention_backend_platform_fallbacks)
+    replace(overrides, name, attention_backend_platform_fallbacks)
 
 
 def _allow_overlap(speculative_hook: ModuleType) -> None:
     """SGLang turns the overlap scheduler off for speculation on CPU; its logic can run here."""
     if os.environ.get(OVERLAP_ENV) == "1":
-        _replace(speculative_hook, "_disable_overlap_schedule_for_cpu", lambda server_args: None)
+        replace(speculative_hook, "_disable_overlap_schedule_for_cpu", lambda server_args: None)
 
 
-def _replace(module: ModuleType, name: str, value: object) -> None:
-    getattr(module, name)  # a name that is gone must not be "replaced" without effect
-    setattr(module, name, value)
+def replace(owner: Any, name: str, value: object) -> None:
+    """Set an attribute that is there."""
+    getattr(owner, name)  # a name that is gone must not be "replaced" without effect
+    setattr(owner, name, value)
 
 
 PATCHES: dict[str, Patch] = {
-    "sgl_kernel.load_utils": _use_stand_in_kernels,
+    "sgl_kernel.load_utils": use_stand_in_kernels,
     "sglang.srt.arg_groups.overrides": _keep_intel_amx_backend,
     "sglang.srt.arg_groups.speculative_hook": _allow_overlap,
 }

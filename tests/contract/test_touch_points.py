@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sglang_spec_ext.compat import contracts
+from sglang_spec_ext.compat import contracts, workers
 from sglang_spec_ext.compat.contracts import TOUCH_POINTS, TouchPoint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +73,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def extract(wheel: Path, to: Path) -> None:
-    stems = {point.module.replace(".", "/") for point in TOUCH_POINTS}
+    stems = {p.module.replace(".", "/") for known in workers.CONTRACTS for p in known.points}
     wanted = {stem + end for stem in stems for end in (".py", "/__init__.py")}
     with zipfile.ZipFile(wheel) as archive:
         for name in wanted & set(archive.namelist()):
@@ -180,7 +180,8 @@ def test_where_a_place_is_the_one_of_today(
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_release_with_a_spec_v1_worker(release: str, sources: Callable[[str], Path]) -> None:
-    assert contracts.has_spec_v1(sources(release)) is (release == "0.5.12.post1")
+    kinds = [known.worker for known in workers.told(sources(release))]
+    assert kinds == (["spec-v2", "spec-v1"] if release == "0.5.12.post1" else ["spec-v2"])
 
 
 @pytest.mark.parametrize("release", TOO_OLD)

@@ -122,7 +122,7 @@ def test_openai_stream_increments_join_to_the_text(crossing_server: Server) -> N
     """Here each event carries only what is new, so nothing repairs a loss."""
     body = {
         "model": "default",
-        "prompt": prompts.prompt_text(130),
+        "prompt": prompts.prompt_ids(130),
         "max_tokens": LONG,
         "temperature": 0,
         "ignore_eos": True,

@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 from sglang_servers import Servers, server_environment
 
 from sglang_spec_ext.args import CHECK_FLAG, FLAGS
-from sglang_spec_ext.compat.contracts import ARGUMENT_SEAM, LAUNCHER, in_use
+from sglang_spec_ext.compat import workers
+from sglang_spec_ext.compat.contracts import ARGUMENT_SEAM, in_use
 from testbed import engine, prompts
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -92,6 +93,7 @@ def test_engine_door_with_no_cap_and_never_speculating(
     assert told["max_running_requests"] == int(cap[1])
 
 
+@pytest.mark.skipif(engine.FIRST_RELEASE, reason="binds at import: no before and after to compare")
 def test_without_the_flag_the_launcher_has_no_more_than_it_says(
     results: dict[str, Future[Result]],
 ) -> None:
@@ -99,7 +101,7 @@ def test_without_the_flag_the_launcher_has_no_more_than_it_says(
     assert result.returncode == 0, result.stderr[-3000:]
     told = json.loads(result.stdout.splitlines()[-1])
     seam = {point.target for point in in_use(ARGUMENT_SEAM)}
-    launcher = in_use(LAUNCHER)
+    launcher = in_use(workers.contract().launcher)
     drafting = {
         point.target
         for point in launcher

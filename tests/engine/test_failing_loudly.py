@@ -30,12 +30,19 @@ UNBOUND = {
     "hidden_in_scheduler": "scheduler process 0 did not load the plugin",
     "lost_in_launcher": "Engine._launch_subprocesses",
 }
+if engine.FIRST_RELEASE:
+    UNBOUND["lost_in_scheduler"] = "SchedulerMetricsMixin.log_decode_stats"
+    UNBOUND["lost_in_launcher"] = "engine._launch_subprocesses"
 """What the message names, by the fault that probes/ puts into a process."""
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "adaptive": ({"speculative_adaptive": True}, "does not work with --speculative-adaptive"),
     "no algorithm": ({"topk": None}, "needs a speculative algorithm, and none is given"),
 }
-"""Arguments, and what is said of them."""
+"""Arguments, ``env`` among them, and what is said of them."""
+if engine.FIRST_RELEASE:
+    del REFUSED["adaptive"]
+    other_worker = {"env": {"SGLANG_ENABLE_SPEC_V2": "1"}}
+    REFUSED["spec-v2 worker"] = (other_worker, "does not work with the spec-v2 worker")
 BAD_DRAFT = "a draft of another target, without the flag"
 Ending = tuple[int, str]
 
@@ -64,7 +71,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory, faults: Faults) -> Iterato
 
         yield (
             {fault: start(faults.environment(fault)) for fault in UNBOUND}
-            | {case: start({}, **flags) for case, (flags, _) in REFUSED.items()}
+            | {case: start(**{"env": {}, **flags}) for case, (flags, _) in REFUSED.items()}
             | {BAD_DRAFT: start({}, **bad_draft(tmp_path_factory.mktemp("draft")))}
         )
 

@@ -150,8 +150,11 @@ def test_importing_the_engine_first_makes_the_same_of_it(recording: Environment)
     assert [call["only_in"] for call in calls] == [bootstrap.SERVER_ARGS, None]
 
 
-def test_scheduler_process_registers_after_the_scheduler_only(recording: Environment) -> None:
-    calls = recording.json("import sglang.srt.entrypoints.engine" + CALLS, **WORKER)
+@pytest.mark.parametrize("left", [WORKER, args.drafting_to_env(True, "warn")])
+def test_scheduler_process_registers_after_the_scheduler_only(
+    recording: Environment, left: dict[str, str]
+) -> None:
+    calls = recording.json("import sglang.srt.entrypoints.engine" + CALLS, **left)
     assert [call["only_in"] for call in calls] == [None]
 
 
@@ -314,7 +317,8 @@ def test_the_wheel_has_it_where_site_looks() -> None:
 
 
 def test_names_are_those_of_the_other_modules() -> None:
-    names = {*args.ENV_NAMES.values(), args.WORKER_ENV}
-    assert {bootstrap._DOOR, bootstrap._WORKER} <= names
+    assert args.ENV_NAMES["threshold"] == bootstrap._DOOR
+    assert bootstrap._SPAWNED == (args.WORKER_ENV, args.DRAFTING_WORKER_ENV)
+    names = (*args.ENV_NAMES.values(), *bootstrap._SPAWNED)
     assert all(name.startswith(bootstrap._PREFIX) for name in names)
     assert set(bootstrap._FLAGS) == set(args.FLAGS.values())

@@ -166,3 +166,81 @@ def test_bind_twice_wraps_once(touched: Any, registry: Registry) -> None:
     assert hooks.bind({point("function"): hook}) == []
     assert registry.registered == ["touched.function"]
     assert touched.function() == "hooked function"
+
+
+# ---------------------------------------------------------------------------- without a registry
+
+
+@pytest.fixture
+def no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release without a plugin system."""
+    for name in ("sglang", "sglang.srt"):
+        package = ModuleType(name)
+        package.__path__ = []
+        monkeypatch.setitem(sys.modules, name, package)
+    for name in ("sglang.srt.plugins", "sglang.srt.plugins.hook_registry"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.mark.usefixtures("no_registry")
+def test_without_a_registry_every_kind_is_wrapped(touched: Any) -> None:
+    def around_method(original: Callable[..., Any], first: Any, *args: Any) -> str:
+        return f"hooked {original(first, *args)}"
+
+    asked = {
+        point("function"): hook,
+        point("Thing.method", "method"): around_method,
+        point("Thing.made", "classmethod"): around_method,
+        point("Thing.static", "staticmethod"): hook,
+    }
+    assert hooks.bind(asked) == []
+    thing = touched.Thing()
+    assert touched.function() == "hooked function"
+    assert thing.method() == "hooked method"
+    assert thing.made() == touched.Thing.made() == "hooked made"
+    assert thing.static() == touched.Thing.static() == "hooked static"
+    assert hooks.bind(asked) == []
+    assert touched.function() == "hooked function", "wrapped twice"
+
+
+@pytest.mark.usefixtures("no_registry")
+def test_without_a_registry_an_inherited_method_is_wrapped_in_the_class_that_is_named(
+    touched: Any,
+) -> None:
+    class Derived(touched.Thing):
+        pass
+
+    touched.Derived = Derived
+    hooks.bind({point("Derived.method", "method"): lambda original, self: "hooked"})
+    assert (Derived().method(), touched.Thing().method()) == ("hooked", "method")
+
+
+@pytest.mark.usefixtures("no_registry")
+def test_without_a_registry_what_was_imported_by_name_is_wrapped_too(
+    touched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    importer = ModuleType("importer")
+    importer.function = touched.function  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "importer", importer)
+    hooks.bind({point("function"): hook})
+    assert importer.function() == "hooked function"
+
+
+@pytest.mark.usefixtures("no_registry")
+def test_without_a_registry_what_is_missing_is_named(touched: Any) -> None:
+    missing = [point("gone"), point("Thing.gone"), point("function", module="touched_not")]
+    found = hooks.bind({**dict.fromkeys(missing, hook), point("function"): hook})
+    assert found == [p.target for p in missing]
+
+
+def test_a_broken_plugin_system_is_not_taken_for_none(
+    touched: Any, no_registry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+            if name.startswith("sglang.srt.plugins"):
+                raise ModuleNotFoundError("No module named 'msgspec'", name="msgspec")
+
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    with pytest.raises(ModuleNotFoundError, match="msgspec"):
+        hooks.bind({point("function"): hook})

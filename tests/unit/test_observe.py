@@ -162,9 +162,12 @@ def per_request(fields: dict[str, Any]) -> dict[str, Any]:
     return meta
 
 
-def test_accept_length_of_a_request_is_over_its_verifies() -> None:
+@pytest.mark.parametrize(
+    "name", ["spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num"]
+)
+def test_accept_length_of_a_request_is_over_its_verifies(name: str) -> None:
     # 100 tokens, 90 of them target-only: SGLang itself divides all of them by the verifies
-    fields = {"spec_verify_ct": 4, "spec_num_correct_drafts": 6, "spec_accept_length": 25.0}
+    fields = {"spec_verify_ct": 4, name: 6, "spec_accept_length": 25.0}
     assert per_request(fields)["spec_accept_length"] == 1 + 6 / 4
 
 
@@ -234,7 +237,7 @@ def test_start_line(lines: list[tuple[str, str]]) -> None:
     observe.log_start(worker(64), Settings(4, 3, 2), None)
     assert [text for _, text in lines] == [
         "spec-ext active: N=4, M=3, K=2, max_running_requests=64, algorithm=EAGLE3, topk=1, "
-        "draft kept warm by KV-only writes"
+        "worker=SimpleNamespace, path=plain decode, draft kept warm by KV-only writes"
     ]
 
 

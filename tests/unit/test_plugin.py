@@ -15,7 +15,7 @@ from pytest_mock import MockerFixture
 
 from sglang_spec_ext import args, observe, plugin
 from sglang_spec_ext.args import Settings, SettingsError
-from sglang_spec_ext.compat import contracts, hooks
+from sglang_spec_ext.compat import contracts, hooks, workers
 from sglang_spec_ext.compat.contracts import ARGUMENT_SEAM, LAUNCHER, SCHEDULER, TouchPoint
 
 FLAG = "--speculative-disable-batch-threshold"
@@ -69,6 +69,7 @@ def bindings(monkeypatch: pytest.MonkeyPatch) -> Bindings:
     monkeypatch.setattr(plugin.hooks, "bind", made.bind)
     monkeypatch.setattr(plugin.hooks, "is_bound", made.is_bound)
     monkeypatch.setattr(plugin.contracts, "check", made.check)
+    monkeypatch.setattr(plugin.workers, "contract", lambda site=None: workers.V2)
     monkeypatch.setattr(plugin, "_started_from_command_line", False)
     monkeypatch.setattr(plugin, "_worker_settings", None)
     monkeypatch.setattr(plugin, "_runtime_state", None)
@@ -148,9 +149,17 @@ def test_other_spawned_processes_bind_nothing(
     assert engine.server_args_class is Record
 
 
-def test_every_touch_point_that_is_hooked_has_a_hook() -> None:
-    assert {p.name for p in plugin._launcher_hooks()} == LAUNCHER_NAMES
-    assert {p.name for p in plugin._scheduler_hooks()} == SCHEDULER_NAMES
+@pytest.mark.parametrize("contract", workers.CONTRACTS)
+def test_every_touch_point_that_is_hooked_has_a_hook(
+    contract: workers.Contract, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin.workers, "contract", lambda site=None: contract)
+    for bound, points in (
+        (plugin._launcher_hooks(), contract.launcher),
+        (plugin._scheduler_hooks(), contract.scheduler),
+    ):
+        assert {p.name for p in bound} == {p.name for p in points}
+        assert set(bound) <= set(points)
     # a bind is proved by identity: the hook must be the same object each time
     for made in (plugin._launcher_hooks, plugin._scheduler_hooks):
         assert all(hook is made()[point] for point, hook in made().items())
@@ -292,7 +301,7 @@ def test_scheduler_process_that_cannot_bind_exits(
     assert message.startswith(f"sglang_spec_ext: error: {FLAG} cannot take effect")
     assert "with SGLang 0.5.99" in message
     assert "\n  - sglang.srt.managers.scheduler.Scheduler.get_init_info\n" in message
-    assert f"Works with SGLang {contracts.OLDEST_RELEASE} to {contracts.NEWEST_RELEASE}." in message
+    assert f"Works with SGLang {workers.supported()}." in message
     assert "tools/verify_imports.py" in message
     assert f"start without {FLAG}" in message
 
@@ -346,6 +355,8 @@ CONFIRMED = {observe.CONFIRMATION: True}
 
 def test_confirmed_by_every_scheduler_process() -> None:
     plugin._require_confirmation(launched(CONFIRMED, {**CONFIRMED, "max_req_len": 9}))
+    # as the first releases have it
+    plugin._require_confirmation(("tokenizer", "template", [CONFIRMED, CONFIRMED], "ports"))
 
 
 @pytest.mark.parametrize(
@@ -354,6 +365,7 @@ def test_confirmed_by_every_scheduler_process() -> None:
         (launched(CONFIRMED, {}), "scheduler process 1 did not load the plugin"),
         (launched({observe.CONFIRMATION: False}), "scheduler process 0 did not load the plugin"),
         (launched(), "no scheduler process reported to the launcher"),
+        (("tokenizer", "template", [CONFIRMED, {}], None), "scheduler process 1 did not load the"),
         (("tokenizer", None), "no scheduler process reported to the launcher"),
     ],
 )
@@ -361,7 +373,8 @@ def test_a_silent_scheduler_process_stops_the_start(result: Any, said: str) -> N
     with pytest.raises(plugin.NotBoundError) as caught:
         plugin._require_confirmation(result)
     lines = [line for line in str(caught.value).splitlines() if line.startswith("  - ")]
-    assert lines == [f"  - {said}"]
+    (line,) = lines
+    assert line.startswith(f"  - {said}")
 
 
 def test_without_package_metadata_the_message_still_comes(
@@ -645,6 +658,42 @@ def test_a_step_that_cannot_be_built_is_not_confirmed(mocker: MockerFixture) -> 
     mocker.patch.object(plugin, "_step_of", side_effect=RuntimeError("out of memory"))
     with pytest.raises(RuntimeError, match="out of memory"):
         plugin._init_info(lambda scheduler: {}, SimpleNamespace(draft_worker="worker"))
+
+
+def test_the_first_handshake_is_confirmed_through_its_pipe(mocker: MockerFixture) -> None:
+    pipe = mocker.Mock()
+
+    def run(server_args: Any, tp_rank: int, pipe_writer: Any) -> str:
+        pipe_writer.send({"status": "ready", "max": tp_rank})
+        pipe_writer.close()
+        return "ended"
+
+    assert plugin._scheduler_process(run, "arguments", 3, pipe) == "ended"
+    pipe.send.assert_called_once_with({"status": "ready", "max": 3, observe.CONFIRMATION: True})
+    pipe.close.assert_called_once_with()
+    assert plugin._scheduler_process(run, "arguments", tp_rank=3, pipe_writer=pipe) == "ended"
+
+
+def test_the_step_exists_before_the_first_handshake(mocker: MockerFixture) -> None:
+    step_of = mocker.patch.object(plugin, "_step_of")
+    built = plugin._init_model_worker(lambda scheduler: "built", SimpleNamespace(draft_worker="w"))
+    assert built == "built"
+    step_of.assert_called_once_with("w")
+    step_of.side_effect = SettingsError("not this target")
+    with pytest.raises(SettingsError, match="not this target"):
+        plugin._init_model_worker(lambda scheduler: "built", SimpleNamespace(draft_worker="w"))
+
+
+@pytest.mark.parametrize(("contract", "module"), [(workers.V1, "v1"), (workers.V2, "v2")])
+def test_the_step_is_that_of_the_worker_in_use(
+    contract: workers.Contract, module: str, mocker: MockerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = ModuleType(f"sglang_spec_ext.target_only.{module}")
+    fake.TargetOnlyStep = mocker.Mock(return_value="step")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    monkeypatch.setattr(plugin, "_worker_settings", SETTINGS)
+    monkeypatch.setattr(plugin.workers, "contract", lambda site=None: contract)
+    assert plugin._step_of(SimpleNamespace()) == "step"
 
 
 def test_one_step_per_worker(mocker: MockerFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,3 +126,14 @@ def test_no_algorithm_is_refused_with_an_example() -> None:
     message = str(caught.value)
     assert message.startswith(f"{FLAG} 16 needs a speculative algorithm")
     assert "--speculative-algorithm EAGLE3 --speculative-draft-model-path" in message
+
+
+def test_the_newer_worker_of_a_release_that_we_know_by_its_older_one() -> None:
+    with pytest.raises(SettingsError) as caught:
+        refusals.check(arguments(disable_overlap_schedule=False), SETTINGS, "spec-v1")
+    message = str(caught.value)
+    assert message.startswith(f"{FLAG} 16 does not work with SGLang's spec-v2 worker")
+    assert "SGLANG_ENABLE_SPEC_V2=0" in message
+    refusals.check(arguments(disable_overlap_schedule=True), SETTINGS, "spec-v1")
+    # where the newer one is what we step in for
+    refusals.check(arguments(disable_overlap_schedule=False), SETTINGS)

@@ -19,7 +19,7 @@ from sglang_spec_ext import observe  # noqa: E402
 from sglang_spec_ext.args import Settings, SettingsError  # noqa: E402
 from sglang_spec_ext.compat import contracts  # noqa: E402
 from sglang_spec_ext.policy import Mode  # noqa: E402
-from sglang_spec_ext.target_only import v2  # noqa: E402
+from sglang_spec_ext.target_only import step, v2  # noqa: E402
 
 POOL, CONTEXT = 6, 32  # request pool indices, positions per request
 TARGET_WIDTH, DRAFT_WIDTH = 3, 5  # hidden width of the target's capture and of the draft's own
@@ -115,7 +115,7 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "draft_contexts", contexts)
     monkeypatch.setattr(api, "recurrent_hidden", lambda draft: (DRAFT_WIDTH, torch.float16))
     monkeypatch.setattr(api, "decode_graph_runner", lambda runner: None)
-    monkeypatch.setattr(v2, "DraftKVWriter", Writer)
+    monkeypatch.setattr(step, "DraftKVWriter", Writer)
     monkeypatch.setattr(Writer, "reason", None)
     monkeypatch.setattr(observe, "log_on_first_rank", lambda text: None)
     EVENTS.clear()

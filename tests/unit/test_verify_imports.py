@@ -59,7 +59,7 @@ def build(threshold):
     return Settings(threshold)
 """
 
-FAKE_CONTRACTS = """
+FAKE_WORKERS = """
 from types import SimpleNamespace
 def point(name, module):
     return SimpleNamespace(name=name, module=module)
@@ -70,6 +70,8 @@ TOUCH_POINTS = [
     point("pool", "sglang.srt.old_place_of_pool"),
     point("pool", "sglang.srt.pool"),
 ]
+def contract(site):
+    return SimpleNamespace(points=TOUCH_POINTS)
 def holding(name, site):
     places = [point for point in TOUCH_POINTS if point.name == name]
     return next((p for p in places if source(p.module, site).exists()), None)
@@ -132,7 +134,7 @@ class Box:
             "plugin.py": FAKE_PLUGIN,
             "args.py": FAKE_ARGS,
             "compat/__init__.py": "",
-            "compat/contracts.py": FAKE_CONTRACTS,
+            "compat/workers.py": FAKE_WORKERS,
         }
         for name, text in files.items():
             self.write(f"sglang_spec_ext/{name}", text)
@@ -551,7 +553,10 @@ def test_contract_violation(box: Box) -> None:
 
 
 def test_contract_cannot_be_read(box: Box) -> None:
-    box.write("sglang_spec_ext/compat/contracts.py", "TOUCH_POINTS = [1]")
+    text = (
+        "from types import SimpleNamespace\ndef contract(site): return SimpleNamespace(points=[1])"
+    )
+    box.write("sglang_spec_ext/compat/workers.py", text)
     report = box.check()
     status, message = report.one("contract")
     assert status == "FAIL"

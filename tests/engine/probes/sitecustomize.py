@@ -24,7 +24,8 @@ from typing import Any
 
 from sglang_cpu.import_hooks import PatchingFinder
 
-from sglang_spec_ext.compat.contracts import SCHEDULER, TouchPoint
+from sglang_spec_ext.compat import workers
+from sglang_spec_ext.compat.contracts import TouchPoint
 
 logger = logging.getLogger("spec_ext_probe")
 SWITCHBOARD = os.environ.get("SPEC_EXT_TEST_FAULTS", "")
@@ -67,22 +68,54 @@ def watch_verifies(eagle_worker_v2: ModuleType) -> None:
     cls.verify = verify_and_say
 
 
+def watch_v1_verifies(eagle_worker: ModuleType) -> None:
+    cls = eagle_worker.EAGLEWorker
+    verify = cls.verify
+
+    def verify_and_say(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        starts, reqs = batch.seq_lens.tolist(), batch.reqs
+        result = verify(self, batch, *args, **kwargs)
+        for req, start, drafts in zip(
+            reqs, starts, result[1].accept_length_per_req_cpu, strict=True
+        ):
+            say(f"verify rid={req.rid} position={start} accepted={drafts + 1}")
+        return result
+
+    cls.verify = verify_and_say
+
+
 def report_state(internal_state: ModuleType) -> None:
     cls = internal_state.SchedulerInternalStateController
     add_env_vars = cls._add_env_vars
 
     def add_probe(self: Any, state: dict[str, Any]) -> None:
         add_env_vars(self, state)
-        scheduler = self.scheduler
-        state["probe"] = {
-            "kv_slots_free": scheduler.token_to_kv_pool_allocator.available_size(),
-            "kv_slots_cached": scheduler.tree_cache.evictable_size(),
-            "request_rows_free": len(scheduler.req_to_token_pool.free_slots),
-            "request_rows": scheduler.req_to_token_pool.size,
-            "replaced": [name for name, function in imported.items() if _raw(name) is not function],
-        }
+        state["probe"] = _state_of(self.scheduler)
 
     cls._add_env_vars = add_probe
+
+
+def report_schedulers_state(scheduler: ModuleType) -> None:
+    cls = scheduler.Scheduler
+    get_internal_state = cls.get_internal_state
+
+    def add_probe(self: Any, request: Any) -> Any:
+        output = get_internal_state(self, request)
+        # the original hands out the live attributes of its server arguments
+        output.internal_state = {**output.internal_state, "probe": _state_of(self)}
+        return output
+
+    cls.get_internal_state = add_probe
+
+
+def _state_of(scheduler: Any) -> dict[str, Any]:
+    return {
+        "kv_slots_free": scheduler.token_to_kv_pool_allocator.available_size(),
+        "kv_slots_cached": scheduler.tree_cache.evictable_size(),
+        "request_rows_free": len(scheduler.req_to_token_pool.free_slots),
+        "request_rows": scheduler.req_to_token_pool.size,
+        "replaced": [name for name, function in imported.items() if _raw(name) is not function],
+    }
 
 
 imported: dict[str, Any] = {}
@@ -131,15 +164,44 @@ def _difference_to_own_extend(step: Any, batch: Any, result: Any) -> float:
     from sglang_spec_ext.compat import sglang_api
 
     slots = sglang_api.reserved_slots(batch, step._req_to_token, batch.seq_lens, 1)
+    size = batch.seq_lens.shape[0]
+    scratch = step._stubs.draft_input(size, result.next_token_ids)
+    hidden = step._last_hidden[batch.req_pool_indices]
+    return _difference(
+        step,
+        slots,
+        lambda: step._draft_extend(batch, batch.seq_lens, result.next_token_ids, hidden, scratch),
+    )
+
+
+def switch_v1_step_faults(v1: ModuleType) -> None:
+    cls = v1.TargetOnlyStep
+    decode = cls._decode
+
+    def decode_and_probe(self: Any, batch: Any) -> Any:
+        result = decode(self, batch)
+        if is_on("leak"):
+            batch.token_to_kv_pool_allocator.alloc(1)
+        if is_on("compare_draft_kv"):
+            tokens, draft_input = result.next_token_ids, batch.spec_info
+            hidden = self._last_hidden[batch.req_pool_indices]
+            difference = _difference(
+                self, batch.out_cache_loc, lambda: self._draft_extend(batch, tokens, hidden)
+            )
+            batch.spec_info = draft_input
+            say(f"draft kv difference={difference:.3e}")
+        return result
+
+    cls._decode = decode_and_probe
+
+
+def _difference(step: Any, slots: Any, own_extend: Callable[[], None]) -> float:
     pool = step._draft.draft_runner.token_to_kv_pool
     buffers = [*pool.k_buffer, *pool.v_buffer]
     written = [buffer[slots].clone() for buffer in buffers]
     for buffer in buffers:
         buffer[slots] = 0  # an extend that writes elsewhere must not pass for equal
-    size = batch.seq_lens.shape[0]
-    scratch = step._stubs.draft_input(size, result.next_token_ids)
-    hidden = step._last_hidden[batch.req_pool_indices]
-    step._draft_extend(batch, batch.seq_lens, result.next_token_ids, hidden, scratch)
+    own_extend()
     return max(
         float((buffer[slots] - kept).abs().max() / kept.abs().max())
         for buffer, kept in zip(buffers, written, strict=True)
@@ -147,16 +209,25 @@ def _difference_to_own_extend(step: Any, batch: Any, result: Any) -> float:
 
 
 # ------------------------------------------------------------------- there from the start
-def lose_touch_point(metrics_reporter: ModuleType) -> None:
-    del metrics_reporter.SchedulerMetricsReporter.update_spec_metrics
+LOST = {
+    "spec-v2": next(p for p in workers.V2.scheduler if p.name == "update_spec_metrics"),
+    "spec-v1": next(p for p in workers.FIRST_V1.scheduler if p.name == "report_decode_stats"),
+}
+
+
+def lose(point: TouchPoint) -> None:
+    owner, _, name = point.target.rpartition(".")
+    delattr(pkgutil.resolve_name(owner), name)
 
 
 def lose_launch(engine: ModuleType) -> None:
-    engine.Engine._launch_children = engine.Engine._launch_subprocesses
-    del engine.Engine._launch_subprocesses
+    owner = engine if hasattr(engine, "_launch_subprocesses") else engine.Engine
+    owner._launch_children = owner._launch_subprocesses
+    del owner._launch_subprocesses
 
 
-def hide_entry_point() -> None:
+def hide_plugin() -> None:
+    sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "Bootstrap"]
     entry_points = importlib.metadata.entry_points
 
     def without_ours(**selection: Any) -> Any:
@@ -171,10 +242,19 @@ def hide_entry_point() -> None:
 Patch = Callable[[ModuleType], None]
 PROBES: dict[str, Patch] = {
     "sglang.srt.models.llama_eagle3": watch_draft_forwards,
-    "sglang.srt.speculative.eagle_worker_v2": watch_verifies,
-    "sglang.srt.managers.scheduler_components.internal_state": report_state,
     "sglang_spec_ext.target_only.draft_kv": switch_draft_kv_faults,
-    "sglang_spec_ext.target_only.v2": switch_step_faults,
+}
+BY_WORKER: dict[str, dict[str, Patch]] = {
+    "spec-v2": {
+        "sglang.srt.speculative.eagle_worker_v2": watch_verifies,
+        "sglang.srt.managers.scheduler_components.internal_state": report_state,
+        "sglang_spec_ext.target_only.v2": switch_step_faults,
+    },
+    "spec-v1": {
+        "sglang.srt.speculative.eagle_worker": watch_v1_verifies,
+        "sglang.srt.managers.scheduler": report_schedulers_state,
+        "sglang_spec_ext.target_only.v1": switch_v1_step_faults,
+    },
 }
 
 
@@ -182,17 +262,18 @@ def install(fault: str) -> None:
     # The launcher has the arguments; the processes that it spawns have the work.
     spawned = multiprocessing.parent_process() is not None or "--multiprocessing-fork" in sys.argv
     patches: dict[str, list[Patch]] = defaultdict(list)
-    for module, patch in PROBES.items():
+    contract = workers.contract()
+    for module, patch in (PROBES | BY_WORKER[contract.worker]).items():
         patches[module].append(patch)
     if fault == "lost_in_scheduler" and spawned:
-        reporter = "sglang.srt.managers.scheduler_components.metrics_reporter"
-        patches[reporter].append(lose_touch_point)
+        lost = LOST[contract.worker]
+        patches[lost.module].append(lambda _: lose(lost))
     elif fault == "lost_in_launcher" and not spawned:
         patches["sglang.srt.entrypoints.engine"].append(lose_launch)
     elif fault == "hidden_in_scheduler" and spawned:
-        hide_entry_point()
+        hide_plugin()
     points: dict[str, list[TouchPoint]] = defaultdict(list)
-    for point in SCHEDULER:
+    for point in contract.scheduler:
         points[point.module].append(point)
     for module, here in points.items():
         patches[module].append(lambda _, here=here: remember(here))

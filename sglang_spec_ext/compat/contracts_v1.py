@@ -1,0 +1,184 @@
+"""What we touch in releases whose speculative worker is `EAGLEWorker`, spec-v1 (data only).
+
+That worker commits the tokens of a verify itself, so its steps cannot overlap the scheduler's. The
+target-only step needs none of that: it makes a decode batch plain for one step, and SGLang's own
+code for plain decode, in the scheduler, does everything around the target's forward.
+"""
+
+from __future__ import annotations
+
+from sglang_spec_ext.compat import contracts
+from sglang_spec_ext.compat.contracts import TouchPoint
+
+_ENGINE = "sglang.srt.entrypoints.engine"
+_WORKER = "sglang.srt.speculative.eagle_worker"
+_SCHEDULER = "sglang.srt.managers.scheduler"
+_BATCH = "sglang.srt.managers.schedule_batch"
+_EAGLE_INFO = "sglang.srt.speculative.eagle_info"
+_POOL = "sglang.srt.mem_cache.memory_pool"
+_MOE_UTILS = "sglang.srt.layers.moe.utils"
+_GRAPHS = "sglang.srt.model_executor.cuda_graph_runner"
+
+# Before the launch was a method of Engine.
+LAUNCH_FUNCTION = TouchPoint(
+    "launch_subprocesses_function", _ENGINE, "_launch_subprocesses", "function", ("server_args",),
+    "launcher", "hands the settings to the spawned processes; asks whether they were bound",
+)  # fmt: skip
+
+WORKER = TouchPoint(
+    "forward_batch_generation_v1", _WORKER, "EAGLEWorker.forward_batch_generation", "method",
+    ("batch",),
+    "scheduler", "decides the mode of each decode step and runs the target-only ones",
+)  # fmt: skip
+
+_SCHEDULER_HOOKS = (
+    WORKER,
+    TouchPoint(
+        "process_decode", "sglang.srt.managers.scheduler_output_processor_mixin",
+        "SchedulerOutputProcessorMixin.process_batch_result_decode", "method",
+        ("batch", "result"),
+        "scheduler", "commits the tokens of target-only steps as those of a plain server",
+    ),
+    TouchPoint(
+        "graph_sizes", _GRAPHS, "get_batch_sizes_to_capture", "function", ("model_runner",),
+        "scheduler", "captures verify and draft graphs only for batch sizes that can speculate",
+    ),
+)  # fmt: skip
+
+_INIT_INFO = TouchPoint(
+    "init_info", _SCHEDULER, "Scheduler.get_init_info", "method", (),
+    "scheduler", "tells the launcher that the hooks are bound in this process",
+)  # fmt: skip
+
+_METRICS = (
+    TouchPoint(
+        "update_spec_metrics", "sglang.srt.observability.scheduler_metrics_mixin",
+        "SchedulerMetricsMixin.update_spec_metrics", "method", ("bs",),
+        "scheduler", "counts the tokens of verifies",
+    ),
+    TouchPoint(
+        "report_decode_stats", "sglang.srt.observability.scheduler_metrics_mixin",
+        "SchedulerMetricsMixin.report_decode_stats", "method", ("can_run_cuda_graph",),
+        "scheduler", "no accept length in a decode report without a verify",
+    ),
+)  # fmt: skip
+
+# Before the scheduler made its own handshake, and under the mixin's former names.
+_FIRST_SCHEDULER_HOOKS = (
+    TouchPoint(
+        "init_model_worker", _SCHEDULER, "Scheduler.init_model_worker", "method", (),
+        "scheduler", "makes the target-only step before the server is ready",
+    ),
+    TouchPoint(
+        "scheduler_process", _SCHEDULER, "run_scheduler_process", "function",
+        ("server_args", "port_args", "gpu_id", "tp_rank", "attn_cp_rank", "moe_dp_rank",
+         "moe_ep_rank", "pp_rank", "dp_rank", "pipe_writer"),
+        "scheduler", "tells the launcher that the hooks are bound in this process",
+    ),
+    TouchPoint(
+        "update_spec_metrics", "sglang.srt.managers.scheduler_metrics_mixin",
+        "SchedulerMetricsMixin.update_spec_metrics", "method", ("bs",),
+        "scheduler", "counts the tokens of verifies",
+    ),
+    TouchPoint(
+        "report_decode_stats", "sglang.srt.managers.scheduler_metrics_mixin",
+        "SchedulerMetricsMixin.log_decode_stats", "method", ("can_run_cuda_graph",),
+        "scheduler", "no accept length in a decode report without a verify",
+    ),
+)  # fmt: skip
+
+# Called or read, never wrapped.
+_CALLED = (
+    TouchPoint(
+        "plain_prepare", _BATCH, "ScheduleBatch.prepare_for_decode", "method", (),
+        "scheduler", "slots, lengths and penalties of a plain decode step", hooked=False,
+    ),
+    TouchPoint(
+        "model_worker_batch", _BATCH, "ScheduleBatch.get_model_worker_batch", "method", (),
+        "scheduler", "what the target's forward reads of the batch", hooked=False,
+    ),
+    TouchPoint(
+        "target_forward_v1", "sglang.srt.managers.tp_worker",
+        "TpModelWorker.forward_batch_generation", "method", ("model_worker_batch",),
+        "scheduler", "the target's plain decode, sampling included", hooked=False,
+    ),
+    TouchPoint(
+        "draft_extend_v1", _WORKER, "EAGLEWorker.forward_draft_extend_after_decode", "method",
+        ("batch",),
+        "scheduler", "draft extend: on resume, and per step for drafts without a KV-only write",
+        hooked=False,
+    ),
+    TouchPoint(
+        "draft_input", _EAGLE_INFO, "EagleDraftInput", "class", None,
+        "scheduler", "what a step hands to the next one", hooked=False,
+    ),
+    TouchPoint(
+        "draft_input_filter", _EAGLE_INFO, "EagleDraftInput.filter_batch", "method",
+        ("new_indices", "has_been_filtered"),
+        "scheduler", "drops requests that a target-only step finished", hooked=False,
+    ),
+    TouchPoint(
+        "draft_kv_projection", "sglang.srt.models.llama", "LlamaAttention.forward_prepare_native",
+        "method", ("positions", "hidden_states"),
+        "scheduler", "K and V of the draft layer, RoPE included", hooked=False,
+    ),
+    TouchPoint(
+        "kv_write_location", _POOL, "MHATokenToKVPool.set_kv_buffer", "method",
+        ("layer", "loc", "cache_k", "cache_v", "k_scale", "v_scale"),
+        "scheduler", "where the KV-only write stores", hooked=False,
+    ),
+    TouchPoint(
+        "mha_pool", _POOL, "MHATokenToKVPool", "class", None,
+        "scheduler", "the one KV pool that the KV-only write knows", hooked=False,
+    ),
+    TouchPoint(
+        "hybrid_request_pool", _POOL, "HybridReqToTokenPool", "class", None,
+        "scheduler", "tells targets with recurrent state, which are refused", hooked=False,
+    ),
+    TouchPoint(
+        "draft_tp_context", "sglang.srt.speculative.spec_utils", "draft_tp_context", "function",
+        ("tp_group",),
+        "scheduler", "the draft's tensor-parallel group", hooked=False,
+    ),
+    TouchPoint(
+        "moe_backend_context", _MOE_UTILS, "speculative_moe_backend_context", "function", (),
+        "scheduler", "the draft's MoE backend", hooked=False,
+    ),
+    TouchPoint(
+        "moe_a2a_context", _MOE_UTILS, "speculative_moe_a2a_backend_context", "function", (),
+        "scheduler", "the draft's MoE all-to-all backend", hooked=False,
+    ),
+    TouchPoint(
+        "attention_backend", "sglang.srt.model_executor.model_runner",
+        "ModelRunner._get_attention_backend", "method", ("init_new_workspace",),
+        "scheduler", "an attention backend of its own for the plain decode graphs", hooked=False,
+    ),
+    TouchPoint(
+        "decode_graph_runner", _GRAPHS, "CudaGraphRunner", "class", None,
+        "scheduler", "the plain decode graphs", hooked=False,
+    ),
+    TouchPoint(
+        "hidden_states_mode", _GRAPHS, "CudaGraphRunner.recapture_if_needed", "method",
+        ("forward_batch",),
+        "scheduler", "hidden states out of the plain decode graphs, by a flag of the server",
+        hooked=False,
+    ),
+    TouchPoint(
+        "graph_capture", "sglang.srt.distributed.parallel_state", "graph_capture", "function", (),
+        "scheduler", "the KV-only write's graphs", hooked=False,
+    ),
+)  # fmt: skip
+
+# The launcher and the control requests are not the worker's; what we touch there is the same.
+_CONTROL = tuple(p for p in contracts.SCHEDULER if p.name.endswith("_internal_state"))
+_CONTROL_NAMES = ("read_internal_state", "internal_state_answer", "metrics_collector")
+CALLED = (*_CALLED, *(p for p in contracts.CALLED if p.name in _CONTROL_NAMES))
+
+LAUNCHER = contracts.LAUNCHER
+SCHEDULER = (*_SCHEDULER_HOOKS, *_CONTROL, _INIT_INFO, *_METRICS)
+
+FIRST_LAUNCHER = (
+    LAUNCH_FUNCTION,
+    *(point for point in LAUNCHER if point.name != "launch_subprocesses"),
+)
+FIRST_SCHEDULER = (*_SCHEDULER_HOOKS, *_CONTROL, *_FIRST_SCHEDULER_HOOKS)

@@ -1,0 +1,133 @@
+"""What the target-only steps of all speculative workers have in common: when, and a warm draft."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sglang_spec_ext import observe
+from sglang_spec_ext.args import THRESHOLD_FLAG, Settings, SettingsError
+from sglang_spec_ext.compat import sglang_api
+from sglang_spec_ext.counts import Counts
+from sglang_spec_ext.policy import BatchThresholdPolicy, Mode
+from sglang_spec_ext.target_only.draft_kv import DraftKVWriter
+from sglang_spec_ext.target_only.graphs import DraftKVGraphs, TargetGraphs, largest_threshold
+
+Forward = Callable[..., Any]
+
+
+class Step(ABC):
+    """Runs decode steps of one speculative worker in the mode that the policy says.
+
+    State: the policy, and for each request pool index the target's last hidden state. A row of the
+    latter is valid for a request that was prefilled or stepped since the last switch to
+    target-only, and a resume reads only such rows; so reuse of a pool index needs no cleaning up.
+
+    Args:
+        worker: SGLang's worker.
+        settings: what the user asked for.
+        draft: has the draft's ``draft_runner`` and ``req_to_token_pool``, and whatever
+            `sglang_api.draft_contexts` reads.
+    """
+
+    def __init__(self, worker: Any, settings: Settings, draft: Any) -> None:
+        self.worker = worker
+        self.counts = Counts()
+        self.policy = BatchThresholdPolicy(settings, self.counts.step)
+        self._draft = draft
+        if sglang_api.keeps_recurrent_state(draft.req_to_token_pool):
+            raise SettingsError(
+                f"{THRESHOLD_FLAG} {settings.threshold} does not work with this target: it has "
+                "Mamba or linear-attention layers, whose state the target-only step does not "
+                f"commit yet. Serve it without {THRESHOLD_FLAG}."
+            )
+        self._req_to_token: torch.Tensor = draft.req_to_token_pool.req_to_token
+        reason = None if self._standalone else DraftKVWriter.why_not(draft.draft_runner)
+        if self._standalone:
+            reason = "a STANDALONE draft is a whole language model"
+        self.own_extend_reason = reason
+        self._writer = None if reason else DraftKVWriter(draft.draft_runner)
+        self._last_hidden: torch.Tensor | None = None
+        if self._writer is not None:
+            self._last_hidden = torch.zeros(
+                (self._req_to_token.shape[0], self._writer.hidden_width),
+                dtype=self._writer.hidden_dtype,
+                device=self._req_to_token.device,
+            )
+        self._target_graphs: TargetGraphs | None = None
+        self._write_graphs: DraftKVGraphs | None = None
+        self.largest_threshold: int | None = None
+
+    def _start(self, hidden_mode: Any) -> None:
+        """Capture the graphs and say that the step is ready.
+
+        Args:
+            hidden_mode: what the target returns of its hidden states.
+        """
+        target_runner = self.worker.target_worker.model_runner
+        if sglang_api.decode_graph_runner(target_runner) is not None:
+            self._target_graphs = TargetGraphs(target_runner, hidden_mode)
+            if self._writer is not None and self._last_hidden is not None:
+                self._write_graphs = DraftKVGraphs(
+                    self._writer, self._last_hidden, self._target_graphs.sizes, self._draft
+                )
+        self.largest_threshold = largest_threshold()
+        observe.log_start(self.worker, self.policy.settings, self.own_extend_reason)
+
+    @property
+    def _standalone(self) -> bool:
+        return bool(self.worker.speculative_algorithm.is_standalone())
+
+    def forward(self, original: Forward, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Stand in for the worker's ``forward_batch_generation(batch, *args, **kwargs)``."""
+        if batch.forward_mode.is_idle():
+            return original(self.worker, batch, *args, **kwargs)
+        if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+            return self._prefill(original, batch, *args, **kwargs)
+        switch = self.policy.step(batch.seq_lens.shape[0])
+        if switch is not None:
+            observe.log_switch(switch, self.policy.settings)
+        if self.policy.mode is Mode.TARGET_ONLY:
+            return self._decode(batch, *args, **kwargs)
+        if switch is not None:
+            self._resume(batch)
+        return original(self.worker, batch, *args, **kwargs)
+
+    def _prefill(self, original: Forward, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self.worker, batch, *args, **kwargs)
+        if self.policy.mode is Mode.TARGET_ONLY and self._last_hidden is not None:
+            # this request's first decode may be the resume
+            device = self._last_hidden.device
+            lengths = torch.as_tensor(sglang_api.prefill_lengths(batch), device=device)
+            last = torch.cumsum(lengths, dim=0) - 1
+            self._last_hidden[batch.req_pool_indices] = result.logits_output.hidden_states[last]
+        return result
+
+    @abstractmethod
+    def _decode(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """One token per request from the target, and the draft's K and V for it."""
+
+    @abstractmethod
+    def _resume(self, batch: Any) -> None:
+        """Give the next draft its first proposals: draft extend of each last committed token.
+
+        It writes the KV slot that is already there with the same values, and yields top-k and
+        hidden state, as after a verify that accepted no draft token.
+        """
+
+    def _write_draft_kv(
+        self,
+        tokens: torch.Tensor,
+        pool_indices: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        if self._write_graphs is not None and self._write_graphs.fits(tokens.shape[0]):
+            self._write_graphs.write(tokens, pool_indices, positions, slots)
+            return
+        assert self._writer is not None and self._last_hidden is not None
+        with sglang_api.draft_contexts(self._draft):
+            self._writer.write(tokens, self._last_hidden[pool_indices], positions, slots)
