@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from click.testing import CliRunner
-from crossing import Crossing, ask_all, cross, language_bodies, need
+from crossing import ACCEPTED, Crossing, ask_all, cross, language_bodies, need
 from probing import scheduler_state, verifies
 from sglang_servers import Server
 
@@ -44,7 +44,7 @@ def test_decode_lines_have_an_accept_length_only_while_speculating(
     speculating = [step.accept_length for step in steps[SPECULATING]]
     assert speculating.count(None) <= 2
     measured = [length for length in speculating if length is not None]
-    assert sum(measured) / len(measured) > 2.5
+    assert sum(measured) / len(measured) > ACCEPTED
 
 
 def test_accept_length_of_a_request_counts_its_verifies_only(crossing_server: Server) -> None:
@@ -70,7 +70,7 @@ def test_accept_length_of_the_server_counts_verifies_only(crossing_server: Serve
     response = crossing_server.client.get("/server_info").json()
     reported = response["internal_states"][0]["avg_spec_accept_length"]
     assert reported == pytest.approx(sum(lengths) / len(lengths), abs=0.1)
-    assert reported > 2.5
+    assert reported > ACCEPTED
 
 
 def test_prometheus_reports_no_accept_length_while_off(crossing_server: Server) -> None:
@@ -88,7 +88,7 @@ def test_prometheus_reports_no_accept_length_while_off(crossing_server: Server) 
     long = language_bodies(2, 500, first_seed=660)
     cross(crossing_server, long, language_bodies(6, 3 * SHORT, first_seed=670), during=ask)
     assert off == [0.0]
-    assert gauge() > 2.0
+    assert gauge() > ACCEPTED - 0.5
 
 
 def test_hooks_are_bound_as_declared(crossing_server: Server, static_server: Server) -> None:

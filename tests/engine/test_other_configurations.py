@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from crossing import (
+    ACCEPTED,
     CAPACITY,
     CROSSING,
     THRESHOLD,
@@ -169,7 +170,7 @@ def test_acceptance_after_resume(server: Server, configuration: Configuration) -
         need(bool(resumed), "a long request had ended before the last resume")
         if configuration.env == RETRACT:
             # interrupted by prefills, which make the draft new
-            assert sum(n for _, n in resumed) / len(resumed) > 2.5
+            assert sum(n for _, n in resumed) / len(resumed) > ACCEPTED
             continue
         server.flush_cache()
         position = resumed[0][0]
@@ -179,7 +180,7 @@ def test_acceptance_after_resume(server: Server, configuration: Configuration) -
         Stream(server, again).answer()
         alone = verifies(server.log()[seen:].splitlines(), again["rid"])
         assert resumed == alone
-        assert sum(n for _, n in alone) / len(alone) > 2.5
+        assert sum(n for _, n in alone) / len(alone) > ACCEPTED
 
 
 @pytest.mark.parametrize("configuration", [PAGES], ids=str, indirect=True)

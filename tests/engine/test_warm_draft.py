@@ -6,6 +6,7 @@ import re
 
 import pytest
 from crossing import (
+    ACCEPTED,
     Body,
     Crossing,
     Stream,
@@ -78,7 +79,7 @@ def test_acceptance_after_resume_is_that_of_a_server_never_off(
             resumed = after_resume(crossing, stream.body)
             reference = never_off(static_server, stream.body, resumed[0][0])
             assert resumed == reference
-            assert accept_length(reference) > 2.5
+            assert accept_length(reference) > ACCEPTED
 
 
 def test_acceptance_falls_without_the_warm_write(
