@@ -28,7 +28,7 @@ from sglang_spec_ext import args, draft_check, observe, refusals
 from sglang_spec_ext.args import Settings, SettingsError
 from sglang_spec_ext.compat import contracts, hooks, releases, workers
 from sglang_spec_ext.compat.contracts import ARGUMENT_SEAM, LOADING, LOADING_CALLED, TouchPoint
-from sglang_spec_ext.eagle3_hooks import loading
+from sglang_spec_ext.eagle3_hooks import layers, loading
 from sglang_spec_ext.policy import Mode
 from sglang_spec_ext.runtime_state import STATE_KEY, RuntimeState, relay_update
 
@@ -326,6 +326,8 @@ def _drafting_hooks(drafting: args.Drafting) -> dict[TouchPoint, hooks.Hook]:
     wanted: dict[TouchPoint, hooks.Hook] = {}
     if drafting.hooks:
         wanted |= dict.fromkeys(LOADING, loading.load_model)
+        graphs = [p for p in workers.contract().scheduler if p.name == "device_graphs"]
+        wanted |= dict.fromkeys(graphs, layers.init_device_graphs)
     if drafting.check != "off":
         steps = contracts.in_use(workers.contract().scheduler)
         wanted |= {p: _watch_hook for p in steps if p.name == "resolve_spec_tokens"}
@@ -371,6 +373,7 @@ def _scheduler_hooks() -> dict[TouchPoint, hooks.Hook]:
         "graph_sizes": _graph_sizes,
         "get_internal_state": _get_internal_state,
         "set_internal_state": _set_internal_state,
+        "device_graphs": layers.init_device_graphs,
         **_metrics_hooks,
     }
     return {

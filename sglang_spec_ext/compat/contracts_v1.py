@@ -43,6 +43,11 @@ _SCHEDULER_HOOKS = (
         "graph_sizes", _GRAPHS, "get_batch_sizes_to_capture", "function", ("model_runner",),
         "scheduler", "captures verify and draft graphs only for batch sizes that can speculate",
     ),
+    TouchPoint(
+        "device_graphs", "sglang.srt.model_executor.model_runner", "ModelRunner.init_device_graphs",
+        "method", (),
+        "scheduler", "graphs of the layers that the draft was trained on; see eagle3_hooks.layers",
+    ),
 )  # fmt: skip
 
 _INIT_INFO = TouchPoint(

@@ -96,6 +96,16 @@ def test_every_release_of_this_worker_is_checked() -> None:
 
 
 @pytest.mark.parametrize("release", V1_RELEASES)
+def test_the_hook_for_the_drafts_layers_is_needed_up_to_0_5_10(
+    release: str, sources: Callable[[str], Path]
+) -> None:
+    """When the last release that asks for default layers goes, `eagle3_hooks.layers` goes too."""
+    graphs = sources(release) / "sglang" / "srt" / "model_executor" / "cuda_graph_runner.py"
+    asks = "model.set_eagle3_layers_to_capture()" in graphs.read_text()
+    assert asks is (release in ("0.5.9", "0.5.10.post1"))
+
+
+@pytest.mark.parametrize("release", V1_RELEASES)
 def test_every_name_has_one_place(release: str, sources: Callable[[str], Path]) -> None:
     points = OF_RELEASE[release].points
     for name in {point.name for point in points}:
