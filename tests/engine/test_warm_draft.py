@@ -26,6 +26,8 @@ from testbed.demo.server_log import SPECULATING, TARGET_ONLY
 LONG = 450
 OFF = 30
 """Steps of an off phase; more than `prompts.ORDER`: a cold draft then misses all that it needs."""
+COLD = 0.75 if engine.FIRST_RELEASE else 0.6
+"""A cold draft's accept length is below this part of a warm one's."""
 WINDOW = 40
 """Tokens after the resume in which it is judged."""
 
@@ -92,7 +94,7 @@ def test_acceptance_falls_without_the_warm_write(
     for stream in crossing.long:
         cold = after_resume(crossing, stream.body)[:8]
         warm = never_off(static_server, stream.body, cold[0][0])[:8]
-        assert accept_length(cold) < 0.6 * accept_length(warm)
+        assert accept_length(cold) < COLD * accept_length(warm)
 
 
 def test_requests_prefilled_while_off_are_warm_too(
@@ -154,7 +156,7 @@ def test_prefix_generated_while_off_is_reused_warm(
     assert answer["meta_info"]["cached_tokens"] >= len(prefix) - 2
     reference = never_off(static_server, second, len(prefix))
     if cold:
-        assert accept_length(found[:4]) < 0.6 * accept_length(reference[:4])
+        assert accept_length(found[:4]) < COLD * accept_length(reference[:4])
     else:
         assert found == reference
 
