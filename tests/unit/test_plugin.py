@@ -17,6 +17,7 @@ from sglang_spec_ext import args, observe, plugin
 from sglang_spec_ext.args import Settings, SettingsError
 from sglang_spec_ext.compat import contracts, hooks, workers
 from sglang_spec_ext.compat.contracts import ARGUMENT_SEAM, LAUNCHER, SCHEDULER, TouchPoint
+from sglang_spec_ext.policy import Mode
 
 FLAG = "--speculative-disable-batch-threshold"
 DOOR = "SGLANG_SPEC_EXT_DISABLE_BATCH_THRESHOLD"
@@ -579,6 +580,45 @@ def launch(record: Any, result: Any, variable: str = args.WORKER_ENV) -> tuple[A
     return made, seen[0]
 
 
+def test_the_first_releases_launch_by_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, str] = {}
+
+    def original(server_args: Any, init: Any) -> Any:
+        seen.update(os.environ)
+        return ("tokenizer", "template", [CONFIRMED], "ports")
+
+    monkeypatch.setattr(plugin.workers, "to_env", lambda arguments: {"KIND": "spec-v1"})
+    made = plugin._launch_subprocesses_function(original, server_args=server(SETTINGS), init=None)
+    assert made[2] == [CONFIRMED]
+    assert args.from_worker_env(seen) == SETTINGS
+    assert seen["KIND"] == "spec-v1", "the processes are told which worker they run"
+    assert "KIND" not in os.environ
+
+
+def test_a_process_that_the_first_releases_spawn_must_confirm_too() -> None:
+    def original(server_args: Any) -> Any:
+        return ("tokenizer", "template", [{}], "ports")
+
+    with pytest.raises(plugin.NotBoundError, match="scheduler process 0"):
+        plugin._launch_subprocesses_function(original, server(SETTINGS))
+
+
+@pytest.mark.parametrize("off", [True, False])
+def test_tokens_of_target_only_steps_are_counted_where_the_scheduler_commits_them(
+    off: bool, mocker: MockerFixture
+) -> None:
+    pytest.importorskip("torch")
+    counts = mocker.patch.object(plugin._metrics, "counts")
+    result = SimpleNamespace(next_token_ids=SimpleNamespace(shape=(3,)))
+    if off:
+        observe.mark_target_only(result)
+    process = mocker.patch("sglang_spec_ext.target_only.v1.process_decode", return_value="done")
+    assert plugin._process_decode("original", "scheduler", "batch", result) == "done"  # type: ignore[arg-type]
+    process.assert_called_once_with("original", "scheduler", "batch", result)
+    expected = [mocker.call(Mode.TARGET_ONLY, 3, 3)] if off else []
+    assert counts.committed.call_args_list == expected
+
+
 def test_the_settings_reach_the_spawned_processes_and_no_later_ones() -> None:
     made, seen = launch(server(SETTINGS), launched(CONFIRMED))
     assert made == launched(CONFIRMED)
@@ -674,11 +714,13 @@ def test_the_first_handshake_is_confirmed_through_its_pipe(mocker: MockerFixture
     assert plugin._scheduler_process(run, "arguments", tp_rank=3, pipe_writer=pipe) == "ended"
 
 
+@pytest.mark.usefixtures("api")
 def test_the_step_exists_before_the_first_handshake(mocker: MockerFixture) -> None:
     step_of = mocker.patch.object(plugin, "_step_of")
     built = plugin._init_model_worker(lambda scheduler: "built", SimpleNamespace(draft_worker="w"))
     assert built == "built"
     step_of.assert_called_once_with("w")
+    assert plugin._metrics.counts is step_of.return_value.counts
     step_of.side_effect = SettingsError("not this target")
     with pytest.raises(SettingsError, match="not this target"):
         plugin._init_model_worker(lambda scheduler: "built", SimpleNamespace(draft_worker="w"))

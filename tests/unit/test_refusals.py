@@ -9,7 +9,7 @@ import pytest
 
 from sglang_spec_ext import refusals
 from sglang_spec_ext.args import Settings, SettingsError
-from sglang_spec_ext.compat import contracts
+from sglang_spec_ext.compat import workers
 
 FLAG = "--speculative-disable-batch-threshold"
 SETTINGS = Settings(16, 16)
@@ -55,16 +55,23 @@ CASES = [
     ({"enable_hisparse": True}, "--enable-hisparse", "drop it"),
     ({"enable_unified_memory": True}, "a unified memory pool", "--enable-unified-memory"),
     (
-        {"disable_overlap_schedule": True},
+        {"runs": workers.V1},
         "the spec-v1 worker, which this SGLang takes without the overlap schedule",
         "--speculative-eagle-topk 1",
+    ),
+    (
+        {"runs": workers.V2},
+        "the spec-v2 worker, which this SGLang takes with the overlap schedule",
+        "SGLANG_ENABLE_SPEC_V2=0",
     ),
 ]
 
 
 @pytest.fixture(autouse=True)
-def spec_v1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contracts, "has_spec_v1", lambda: True)
+def both_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release with two workers, of which neither is as the step needs it."""
+
+    monkeypatch.setattr(workers, "unfit", lambda asked: getattr(asked, "runs", None))
 
 
 def arguments(**changed: Any) -> SimpleNamespace:
@@ -85,9 +92,12 @@ def test_arguments_that_are_none_are_not_refused() -> None:
     refusals.check(SimpleNamespace(**nothing), SETTINGS)
 
 
-def test_without_a_spec_v1_worker_overlap_may_be_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contracts, "has_spec_v1", lambda: False)
-    refusals.check(arguments(disable_overlap_schedule=True), SETTINGS)
+@pytest.mark.parametrize("runs", [workers.V1, workers.V2])
+def test_a_worker_that_fits_may_run(
+    monkeypatch: pytest.MonkeyPatch, runs: workers.Contract
+) -> None:
+    monkeypatch.setattr(workers, "unfit", lambda asked: None)
+    refusals.check(arguments(runs=runs), SETTINGS)
 
 
 @pytest.mark.parametrize(("changed", "what", "fix"), CASES, ids=lambda v: str(v))
@@ -126,14 +136,3 @@ def test_no_algorithm_is_refused_with_an_example() -> None:
     message = str(caught.value)
     assert message.startswith(f"{FLAG} 16 needs a speculative algorithm")
     assert "--speculative-algorithm EAGLE3 --speculative-draft-model-path" in message
-
-
-def test_the_newer_worker_of_a_release_that_we_know_by_its_older_one() -> None:
-    with pytest.raises(SettingsError) as caught:
-        refusals.check(arguments(disable_overlap_schedule=False), SETTINGS, "spec-v1")
-    message = str(caught.value)
-    assert message.startswith(f"{FLAG} 16 does not work with SGLang's spec-v2 worker")
-    assert "SGLANG_ENABLE_SPEC_V2=0" in message
-    refusals.check(arguments(disable_overlap_schedule=True), SETTINGS, "spec-v1")
-    # where the newer one is what we step in for
-    refusals.check(arguments(disable_overlap_schedule=False), SETTINGS)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import sglang_spec_ext
-from sglang_spec_ext.compat import contracts
+from sglang_spec_ext.compat import contracts, workers
 from sglang_spec_ext.ops.preflight.host import nvidia_smi
 
 PLUGIN = "sglang-spec-ext"
@@ -90,7 +90,7 @@ def look(patches: Path | None) -> Installed:
         loads_us=any(
             point.name == ENTRY_POINT[1] for point in metadata.entry_points(group=ENTRY_POINT[0])
         ),
-        gaps=tuple(contracts.check()) if has_sglang else (),
+        gaps=tuple(workers.check()) if has_sglang else (),
         **_files(known_patches(patches)),
         gpus=tuple(_gpus()),
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sglang_spec_ext.args import FLAGS, KEYWORDS, THRESHOLD_FLAG
-from sglang_spec_ext.compat import contracts
+from sglang_spec_ext.compat import contracts, workers
 from sglang_spec_ext.ops.check_draft.finding import Finding, Severity
 from sglang_spec_ext.ops.doctor.facts import Facts
 from sglang_spec_ext.ops.doctor.installed import ENTRY_POINT, PLUGIN
@@ -199,8 +199,7 @@ PROBLEMS = (
         "contract",
         WARNING,  # no harm to those who do not use the flag; with it the server says so and stops
         _gaps,
-        f"use SGLang {contracts.OLDEST_RELEASE} to {contracts.NEWEST_RELEASE}; "
-        "see tools/verify_imports.py",
+        f"use SGLang {workers.supported()}; see tools/verify_imports.py",
     ),
     Problem("plugin-invisible", WARNING, _invisible, f"pip install {PLUGIN} in this environment"),
     Problem(
