@@ -72,7 +72,7 @@ def _mask_on_cpu(xgrammar_backend: ModuleType) -> None:
     def apply_vocab_mask(self: Any, logits: Any, vocab_mask: Any) -> None:
         from xgrammar import apply_token_bitmask_inplace
 
-        apply_token_bitmask_inplace(logits, vocab_mask, backend="cpu")
+        apply_token_bitmask_inplace(logits, vocab_mask)
 
     replace(xgrammar_backend.XGrammarGrammar, "apply_vocab_mask", apply_vocab_mask)
 
