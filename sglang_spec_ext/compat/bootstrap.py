@@ -3,8 +3,8 @@
 `sglang_spec_ext_bootstrap.pth` runs `install` at every start of the interpreter, also in each
 process that SGLang spawns. So this module imports nothing but what every interpreter has loaded
 by then, and `install` only puts a finder in front of the import system. A process that imports
-none of `TRIGGERS` sees no more of it than one dictionary look-up per import; where SGLang has a
-plugin system, the finder takes itself away at the first of them.
+none of `TRIGGERS` sees no more of it than one look-up per import; where SGLang has a plugin
+system, that is all that the finder does.
 """
 
 from __future__ import annotations
@@ -50,10 +50,7 @@ class Bootstrap:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in TRIGGERS:
-            return None
-        if _has_plugin_system():
-            sys.meta_path.remove(self)
+        if name not in TRIGGERS or _has_plugin_system():
             return None
         spec = _find_behind(self, name, path, target)
         if spec is None or spec.loader is None:

@@ -60,4 +60,10 @@ def install_finder(patches: Mapping[str, Patch]) -> None:
     late = sorted(set(patches) & set(sys.modules))
     if late:
         raise RuntimeError(f"install the CPU test bed before SGLang is imported; loaded: {late}")
-    sys.meta_path.insert(0, PatchingFinder(patches))
+    put_first(PatchingFinder(patches))
+
+
+def put_first(finder: PatchingFinder) -> None:
+    """Let it find modules before all finders but the plugin's, which acts on them as patched."""
+    plugins = [i for i, other in enumerate(sys.meta_path) if type(other).__name__ == "Bootstrap"]
+    sys.meta_path.insert(plugins[0] + 1 if plugins else 0, finder)

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sglang_cpu.import_hooks import PatchingFinder
+from sglang_cpu.import_hooks import PatchingFinder, put_first
 
 from sglang_spec_ext.compat import workers
 from sglang_spec_ext.compat.contracts import TouchPoint
@@ -277,7 +277,7 @@ def install(fault: str) -> None:
         points[point.module].append(point)
     for module, here in points.items():
         patches[module].append(lambda _, here=here: remember(here))
-    sys.meta_path.insert(0, PatchingFinder({m: _all(steps) for m, steps in patches.items()}))
+    put_first(PatchingFinder({m: _all(steps) for m, steps in patches.items()}))
 
 
 def _all(steps: list[Patch]) -> Patch:
