@@ -251,22 +251,26 @@ def decode_attention_cpu(rng: random.Random) -> tuple[Outcome, Outcome]:
 
 @case("causal")
 @case("tree")
+@case("latent")
 def extend_attention_cpu(rng: random.Random, kind: str) -> tuple[Outcome, Outcome]:
     from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
 
     batch = Batch(rng)
-    prefixes = (batch.lengths - 1).tolist()
+    # MLA expands keys and values where there is no prefix, and stores them in another form
+    prefixes = (batch.lengths * 0 if kind == "latent" else batch.lengths - 1).tolist()
     nodes = rng.randint(1, 16)
     new = [nodes if kind == "tree" else rng.randint(1, 20) for _ in prefixes]
     totals = [prefix + n for prefix, n in zip(prefixes, new, strict=True)]
     starts = cumulative(torch.tensor(new))
     k_buffer, v_buffer = batch.random_buffers()
     q = torch.randn(sum(new), HEADS, HEAD_DIM)
+    k, v = torch.randn(2, sum(new), HEADS, HEAD_DIM)
+    own = (k, v) if kind == "latent" else (None, None)
     tree = [(torch.rand(n, n) < 0.5).fill_diagonal_(True) for n in new]
     tree_mask = torch.cat([mask.flatten() for mask in tree]) if kind == "tree" else None
     ours, theirs = torch.zeros_like(q), torch.zeros_like(q)
     STAND_INS["extend_attention_cpu"](
-        q, None, None, ours, k_buffer, v_buffer, 1.0, 1.0, batch.table, batch.rows,
+        q, *own, ours, k_buffer, v_buffer, 1.0, 1.0, batch.table, batch.rows,
         torch.tensor(totals), torch.tensor(new), starts[:-1], max(new), HEAD_DIM**-0.5, 0.0,
         False, 0, None, None, tree_mask,
     )  # fmt: skip
@@ -279,8 +283,8 @@ def extend_attention_cpu(rng: random.Random, kind: str) -> tuple[Outcome, Outcom
         full_masks.append(torch.cat((torch.ones(n, prefix).bool(), tree[i]), 1).flatten())
     extend_attention_fwd(
         q,
-        k_buffer[torch.cat(new_slots)],
-        v_buffer[torch.cat(new_slots)],
+        k if kind == "latent" else k_buffer[torch.cat(new_slots)],
+        v if kind == "latent" else v_buffer[torch.cat(new_slots)],
         theirs,
         k_buffer,
         v_buffer,
@@ -288,7 +292,7 @@ def extend_attention_cpu(rng: random.Random, kind: str) -> tuple[Outcome, Outcom
         cumulative(torch.tensor(prefixes)),
         torch.cat(prefix_slots),
         torch.cat(full_masks) if kind == "tree" else None,
-        kind == "causal",
+        kind != "tree",
         cumulative(torch.tensor([len(mask) for mask in full_masks])).long(),
         max(new),
         1.0,

@@ -34,8 +34,10 @@ def extend_attention_cpu(
     """Attention of new tokens to their prefix and to each other; writes `o`.
 
     q, o: [new tokens of all requests, heads, head dim]. The caller has stored the new keys and
-    values in the buffers [slots, kv heads, head dim] already. seq_lens counts prefix and new
-    tokens. tree_mask: the requests' [new, new] visibility matrices, one after the other.
+    values in the buffers [slots, kv heads, head dim] already; for MLA without a prefix, what it
+    stored is their latent form, and k and v [new tokens, heads, head dim] are what to attend to.
+    seq_lens counts prefix and new tokens. tree_mask: the requests' [new, new] visibility matrices,
+    one after the other.
     """
     _refuse_unused(k_scale, v_scale, logit_cap, is_cross_attn, sliding_window, sinks)
     mask_start = 0
@@ -51,7 +53,11 @@ def extend_attention_cpu(
             visible = visible.tril(total - new)
         slots = req_to_token[req_pool_indices[request], :total].long()
         rows = slice(start, start + new)
-        o[rows] = _attend(q[rows], k_buffer[slots], v_buffer[slots], sm_scale, visible)
+        if k is not None and v is not None and total == new:
+            keys, values = k[rows], v[rows]
+        else:
+            keys, values = k_buffer[slots], v_buffer[slots]
+        o[rows] = _attend(q[rows], keys, values, sm_scale, visible)
 
 
 def decode_attention_cpu(
