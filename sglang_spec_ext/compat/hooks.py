@@ -35,9 +35,17 @@ def bind(hooks: Mapping[TouchPoint, Hook]) -> list[str]:
                 _wrap(point, hook)
         return unbound(hooks)
     for point, hook in missing.items():
-        HookRegistry.register(point.target, hook, HookType.AROUND)
+        if point.target in _applied:
+            _wrap(point, hook)
+        else:
+            HookRegistry.register(point.target, hook, HookType.AROUND)
     HookRegistry.apply_hooks()
+    _applied.update(point.target for point, hook in missing.items() if is_bound(point, hook))
     return unbound(hooks)
+
+
+# What the registry has patched once it leaves alone ever after: a second hook comes to nothing.
+_applied: set[str] = set()
 
 
 def _wrap(point: TouchPoint, hook: Hook) -> None:

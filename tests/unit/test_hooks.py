@@ -122,11 +122,12 @@ def test_what_is_not_there_is_not_bound(touched: Any, missing: TouchPoint) -> No
 
 
 class Registry:
-    """Does what SGLang's registry does, including to log and go on."""
+    """Does what SGLang's registry does: to log and go on, and to patch a target only once."""
 
     def __init__(self) -> None:
         self.registered: list[str] = []
         self._pending: dict[str, Callable[..., Any]] = {}
+        self._patched: set[str] = set()
 
     def register(self, target: str, hook: Callable[..., Any], hook_type: str) -> None:
         assert hook_type == "around"
@@ -137,13 +138,15 @@ class Registry:
         for target, hook in self._pending.items():
             module, _, name = target.rpartition(".")
             owner: Any = sys.modules.get(module)
-            if hasattr(owner, name):
+            if hasattr(owner, name) and target not in self._patched:
                 setattr(owner, name, around(getattr(owner, name), hook))
+                self._patched.add(target)
         self._pending.clear()
 
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
+    monkeypatch.setattr(hooks, "_applied", set())
     module = ModuleType("sglang.srt.plugins.hook_registry")
     made = Registry()
     module.HookRegistry = made  # type: ignore[attr-defined]
@@ -165,6 +168,14 @@ def test_bind_twice_wraps_once(touched: Any, registry: Registry) -> None:
     hooks.bind({point("function"): hook})
     assert hooks.bind({point("function"): hook}) == []
     assert registry.registered == ["touched.function"]
+    assert touched.function() == "hooked function"
+
+
+def test_a_second_hook_on_what_is_bound_already_binds_too(touched: Any, registry: Registry) -> None:
+    hooks.bind({point("function"): hook})
+    assert hooks.bind({point("function"): other}) == []
+    assert hooks.is_bound(point("function"), hook)
+    assert hooks.is_bound(point("function"), other)
     assert touched.function() == "hooked function"
 
 
