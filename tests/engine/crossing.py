@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from sglang_servers import REQUEST_TIMEOUT_S, Server
@@ -177,6 +179,15 @@ def language_bodies(count: int, tokens: int, *, first_seed: int, **extra: Any) -
     return [greedy_body(prompts.prompt_ids(first_seed + i), tokens, **extra) for i in range(count)]
 
 
+def fresh_rid(name: str) -> str:
+    """A request id that no other request has had.
+
+    Some seconds after a stream SGLang aborts its id once more, which a second request of the same
+    id, as in a test that is run again, would not survive.
+    """
+    return f"{name}-{uuid.uuid4().hex}"
+
+
 def expected_ids(body: Body) -> list[int]:
     """What the language says to a request of `language_bodies`."""
     return prompts.continue_ids(body["input_ids"], body["sampling_params"]["max_new_tokens"])
@@ -185,7 +196,13 @@ def expected_ids(body: Body) -> list[int]:
 def assert_language(crossing: Crossing) -> None:
     """Every answer is the language's own continuation of its prompt."""
     for stream in crossing.long + crossing.burst:
-        assert stream.answer()["output_ids"] == expected_ids(stream.body)
+        written, expected = stream.answer()["output_ids"], expected_ids(stream.body)
+        assert written == expected, f"differs from token {first_difference(written, expected)} on"
+
+
+def first_difference(written: Sequence[int], expected: Sequence[int]) -> int:
+    pairs = zip_longest(written, expected)
+    return next(i for i, (a, b) in enumerate(pairs) if a != b)
 
 
 def ask_all(server: Server, bodies: Sequence[Body]) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from crossing import (
     assert_language,
     cross,
     expected_ids,
+    fresh_rid,
     greedy_body,
     language_bodies,
 )
@@ -88,11 +89,8 @@ def test_aborts_in_both_modes(crossing_server: Server) -> None:
         last.wait_for(LEAD + 2 * SHORT + 40)  # speculating again, alone
         abort(last)
 
-    long = [
-        greedy_body(prompts.prompt_ids(80 + i), 800, rid=f"long-{i}-{id(crossing_server)}")
-        for i in range(2)
-    ]
-    burst = [greedy_body(prompts.prompt_ids(90), 800, rid=f"burst-{id(crossing_server)}")]
+    long = [greedy_body(prompts.prompt_ids(80 + i), 800, rid=fresh_rid("long")) for i in range(2)]
+    burst = [greedy_body(prompts.prompt_ids(90), 800, rid=fresh_rid("burst"))]
     burst += language_bodies(6, SHORT, first_seed=91)
     crossing = cross(crossing_server, long, burst, during=abort_three)
     aborted = {id(crossing.burst[0]), *map(id, crossing.long)}

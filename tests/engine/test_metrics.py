@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from click.testing import CliRunner
-from crossing import ACCEPTED, Crossing, ask_all, cross, language_bodies, need
+from crossing import ACCEPTED, Crossing, ask_all, cross, fresh_rid, language_bodies, need
 from probing import scheduler_state, verifies
 from sglang_servers import Server
 
@@ -25,8 +25,8 @@ HISTOGRAM = "spec_correct_drafts_histogram"
 
 def cross_with_ids(server: Server, seed: int) -> Crossing:
     long = language_bodies(2, 300, first_seed=seed)
-    for i, body in enumerate(long):
-        body["rid"] = f"metrics-{seed}-{i}-{id(long)}"
+    for body in long:
+        body["rid"] = fresh_rid("metrics")
     return cross(server, long, language_bodies(6, SHORT, first_seed=seed + 10))
 
 

@@ -23,6 +23,7 @@ from crossing import (
     assert_language,
     cross,
     expected_ids,
+    fresh_rid,
     greedy_body,
     language_bodies,
     need,
@@ -120,11 +121,11 @@ def test_crossing(server: Server, configuration: Configuration) -> None:
     burst += [greedy_body(prompts.prompt_ids(820 + i), i) for i in (1, 2)]
     burst.append(greedy_body(prompts.prompt_ids(830, 300), SHORT))
     special = [stopping(840), constrained(850), greedy_body(prompts.prompt_ids(860), LONG)]
-    special[-1]["rid"] = "to be aborted"
+    special[-1]["rid"] = fresh_rid("to-be-aborted")
 
     def abort(crossing: Any) -> None:
         crossing.burst[-1].wait_for(SHORT // 2)
-        server.client.post("/abort_request", json={"rid": "to be aborted"}).raise_for_status()
+        server.client.post("/abort_request", json={"rid": special[-1]["rid"]}).raise_for_status()
 
     crossing = cross(server, long, burst + special, during=abort)
     stopped, grammatical, aborted = (s.answer() for s in crossing.burst[len(burst) :])
@@ -168,8 +169,8 @@ def stopping(seed: int) -> Body:
 def test_acceptance_after_resume(server: Server, configuration: Configuration) -> None:
     """As that of the same text in a request that comes alone, and so never goes target-only."""
     long = language_bodies(2, LONG, first_seed=870)
-    for i, body in enumerate(long):
-        body["rid"] = f"warm-{i}"
+    for body in long:
+        body["rid"] = fresh_rid("warm")
     crossing = cross(server, long, language_bodies(6, SHORT, first_seed=880))
     assert_language(crossing)
     for body in long:
@@ -197,7 +198,7 @@ def test_prefix_in_whole_pages_is_reused_warm(server: Server) -> None:
     prefix = [*first["input_ids"], *expected_ids(first)]
     found = []
     for name in ("reused", "alone"):
-        body = greedy_body(prefix, LONG, rid=f"pages-{name}")
+        body = greedy_body(prefix, LONG, rid=fresh_rid("pages"))
         seen = len(server.log())
         answer = Stream(server, body).answer()
         assert answer["output_ids"] == expected_ids(body)

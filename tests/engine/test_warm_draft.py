@@ -13,6 +13,7 @@ from crossing import (
     assert_language,
     cross,
     expected_ids,
+    fresh_rid,
     greedy_body,
     language_bodies,
     need,
@@ -34,8 +35,8 @@ WINDOW = 40
 
 def cross_with_ids(server: Server, seed: int) -> Crossing:
     long = language_bodies(2, LONG, first_seed=seed)
-    for i, body in enumerate(long):
-        body["rid"] = f"{seed}-{i}-{id(object())}"
+    for body in long:
+        body["rid"] = fresh_rid("warm")
     return cross(server, long, language_bodies(6, OFF, first_seed=seed + 10))
 
 
@@ -103,7 +104,7 @@ def test_requests_prefilled_while_off_are_warm_too(
     """One that joins under load and outlives it has spent all its life before the resume off."""
     long = language_bodies(1, 2 * LONG, first_seed=260)
     burst = language_bodies(6, 3 * OFF, first_seed=270)
-    joined = greedy_body(prompts.prompt_ids(280), LONG, rid=f"joined-{id(long)}")
+    joined = greedy_body(prompts.prompt_ids(280), LONG, rid=fresh_rid("joined"))
     crossing = cross(crossing_server, long, [*burst, joined])
     assert_language(crossing)
     resumed = after_resume(crossing, joined)
@@ -117,7 +118,7 @@ def test_request_whose_first_decode_is_the_resume(
     """It waits for a place among eight; when the burst ends, its prefill is the last step off."""
     long = language_bodies(2, 2 * LONG, first_seed=280)
     burst = language_bodies(6, 2 * OFF, first_seed=290)
-    waiting = greedy_body(prompts.prompt_ids(299), LONG, rid=f"waiting-{id(long)}")
+    waiting = greedy_body(prompts.prompt_ids(299), LONG, rid=fresh_rid("waiting"))
 
     def send_once_full(crossing: Crossing) -> None:
         for stream in crossing.burst:
@@ -148,7 +149,7 @@ def test_prefix_generated_while_off_is_reused_warm(
         assert_language(cross(crossing_server, long, [first, *others]))
 
     prefix = [*first["input_ids"], *expected_ids(first)]
-    second = greedy_body(prefix, LONG, rid=f"reuse-{cold}-{id(first)}")
+    second = greedy_body(prefix, LONG, rid=fresh_rid("reuse"))
     seen = len(crossing_server.log())
     answer = Stream(crossing_server, second).answer()
     found = window(verifies(crossing_server.log()[seen:].splitlines(), second["rid"]))
