@@ -65,6 +65,6 @@ def static_server(engines: Servers, topk: int, faults: Faults) -> Server:
 
 
 @pytest.fixture
-def plain_server(engines: Servers) -> Server:
+def plain_server(engines: Servers, faults: Faults) -> Server:
     """The target alone, without the plugin's flag: what every output is compared with."""
-    return engines.get(None)
+    return engines.get(None, env=faults.environment())

@@ -21,6 +21,8 @@ from testbed.demo.server_log import SPECULATING, TARGET_ONLY, DecodeStep, Switch
 
 SHORT = 60
 HISTOGRAM = "spec_correct_drafts_histogram"
+WITH_A_DRAFT = ("resolve_spec_tokens", "device_graphs")
+"""Touch points of the threshold that a server with a draft has hooked without it, too."""
 
 
 def cross_with_ids(server: Server, seed: int) -> Crossing:
@@ -91,12 +93,16 @@ def test_prometheus_reports_no_accept_length_while_off(crossing_server: Server) 
     assert gauge() > (0.5 if engine.FIRST_RELEASE else 2.0)
 
 
-def test_hooks_are_bound_as_declared(crossing_server: Server, static_server: Server) -> None:
-    """In the scheduler process; without the flag each function is still what was imported."""
+def test_hooks_are_bound_as_declared(
+    crossing_server: Server, static_server: Server, plain_server: Server
+) -> None:
+    """In the scheduler process: with the threshold, with a draft alone, and with neither."""
     replaced = scheduler_state(crossing_server)["replaced"]
     expected = in_use(workers.contract().scheduler)
     assert sorted(replaced) == sorted(point.target for point in expected)
-    assert scheduler_state(static_server)["replaced"] == []
+    with_a_draft = [point.target for point in expected if point.name in WITH_A_DRAFT]
+    assert sorted(scheduler_state(static_server)["replaced"]) == sorted(with_a_draft)
+    assert scheduler_state(plain_server)["replaced"] == []
 
 
 # ---------------------------------------------------------------------------- the plugin's own
