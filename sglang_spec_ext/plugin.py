@@ -28,7 +28,7 @@ from sglang_spec_ext import args, draft_check, observe, refusals
 from sglang_spec_ext.args import Settings, SettingsError
 from sglang_spec_ext.compat import contracts, hooks, releases, workers
 from sglang_spec_ext.compat.contracts import ARGUMENT_SEAM, LOADING, LOADING_CALLED, TouchPoint
-from sglang_spec_ext.eagle3_hooks import layers, loading
+from sglang_spec_ext.eagle3_hooks import embeddings, layers, loading
 from sglang_spec_ext.policy import Mode
 from sglang_spec_ext.runtime_state import STATE_KEY, RuntimeState, relay_update
 
@@ -322,12 +322,24 @@ def _bind_drafting_launcher(only_in: str | None = None) -> None:
     _warn_of(problems or hooks.bind(_within(wanted, only_in)))
 
 
+_LOADING_HOOKS: dict[str, hooks.Hook] = {
+    "load_model": loading.load_model,
+    "initialize_model": loading.initialize_model,
+}
+# What the contract of the installed release says is wrong there with an EAGLE-3 draft.
+_MENDING_HOOKS: dict[str, hooks.Hook] = {
+    "device_graphs": layers.init_device_graphs,
+    "target_embeds": embeddings.embed_mm_inputs,
+    "draft_embeds": embeddings.draft_forward,
+}
+
+
 def _drafting_hooks(drafting: args.Drafting) -> dict[TouchPoint, hooks.Hook]:
     wanted: dict[TouchPoint, hooks.Hook] = {}
     if drafting.hooks:
-        wanted |= dict.fromkeys(LOADING, loading.load_model)
-        graphs = [p for p in workers.contract().scheduler if p.name == "device_graphs"]
-        wanted |= dict.fromkeys(graphs, layers.init_device_graphs)
+        wanted |= {point: _LOADING_HOOKS[point.name] for point in LOADING}
+        mended = [p for p in workers.contract().scheduler if p.name in _MENDING_HOOKS]
+        wanted |= {point: _MENDING_HOOKS[point.name] for point in mended}
     if drafting.check != "off":
         steps = contracts.in_use(workers.contract().scheduler)
         wanted |= {p: _watch_hook for p in steps if p.name == "resolve_spec_tokens"}
@@ -373,7 +385,7 @@ def _scheduler_hooks() -> dict[TouchPoint, hooks.Hook]:
         "graph_sizes": _graph_sizes,
         "get_internal_state": _get_internal_state,
         "set_internal_state": _set_internal_state,
-        "device_graphs": layers.init_device_graphs,
+        **_MENDING_HOOKS,
         **_metrics_hooks,
     }
     return {

@@ -192,6 +192,11 @@ LOADING = (
         (),
         "scheduler", "gives the loaded target the hooks that its class lacks; arms the check",
     ),
+    TouchPoint(
+        "initialize_model", "sglang.srt.model_loader.loader", "_initialize_model", "function",
+        ("model_config", "load_config"),
+        "scheduler", "refuses a target that wraps a model without hooks, before weights load",
+    ),
 )  # fmt: skip
 
 # What that needs besides.

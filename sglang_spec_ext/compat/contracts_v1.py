@@ -48,6 +48,16 @@ _SCHEDULER_HOOKS = (
         "method", (),
         "scheduler", "graphs of the layers that the draft was trained on; see eagle3_hooks.layers",
     ),
+    TouchPoint(
+        "target_embeds", "sglang.srt.managers.mm_utils", "embed_mm_inputs", "function",
+        ("mm_inputs_list",),
+        "scheduler", "keeps what the target embedded of an image; see eagle3_hooks.embeddings",
+    ),
+    TouchPoint(
+        "draft_embeds", "sglang.srt.models.llama_eagle3", "LlamaModel.forward", "method",
+        ("input_ids", "positions", "forward_batch", "input_embeds"),
+        "scheduler", "hands it to the draft, one token on",
+    ),
 )  # fmt: skip
 
 _INIT_INFO = TouchPoint(

@@ -78,16 +78,31 @@ def install(model: Any, version: str | None, algorithm: str = "EAGLE3") -> list[
     Raises:
         MissingHooksError: what the algorithm calls is missing and cannot be had.
     """
-    made = _Installation(model, version).run()
+    problem = obstacle(model, version, algorithm)
+    if problem is not None:
+        raise MissingHooksError(problem)
+    return _Installation(model, version).run()
+
+
+def obstacle(model: Any, version: str | None, algorithm: str) -> str | None:
+    """Why a model that is built can have no hooks; None if it has or gets them.
+
+    Some classes wrap what the checkpoint says, so this is the first that can tell for them.
+    """
     needed = needed_by(algorithm)
-    if not hasattr(model, needed):
-        name = type(model).__name__
-        row = row_of(name, version)
-        why = f"it has no {needed}"
-        if row is not None and row.how is How.DELEGATE:
-            why = f"the {type(follow(model, row.inner)).__name__} that it wraps has no {needed}"
-        raise MissingHooksError(explain(name, version, algorithm, why))
-    return made
+    name = type(model).__name__
+    holder = model
+    while not hasattr(holder, needed):
+        row = row_of(type(holder).__name__, version)
+        if row is None:
+            why = f"it has no {needed}"
+            if holder is not model:
+                why = f"the {type(holder).__name__} that it wraps has no {needed}"
+            return explain(name, version, algorithm, why)
+        if row.how is not How.DELEGATE:
+            return None
+        holder = follow(holder, row.inner)
+    return None
 
 
 def install_weights(model: Any, version: str | None) -> list[str]:
@@ -328,7 +343,8 @@ def _adapt_forward(model: Any, row: Row) -> None:
     def keep_embeddings(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         forward_batch, embeds = args[2], kwargs.get("input_embeds")
         if embeds is not None and forward_batch.contains_mm_inputs():
-            forward_batch.mm_input_embeds = embeds
+            # a copy: on a GPU the norms add every layer's output to what they are given
+            forward_batch.mm_input_embeds = embeds.clone()
 
     cls.forward = forward
     setattr(cls, _HANDS_OVER, True)

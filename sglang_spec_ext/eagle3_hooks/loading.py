@@ -1,7 +1,7 @@
 """What happens around the load of a target: refusal before, hooks after, the check armed.
 
-`load_model` is all that a process needs: it goes around ``ModelRunner.load_model``, whether bound
-through SGLang's plugin registry or, on releases without one, put there by hand.
+`load_model` goes around ``ModelRunner.load_model``, and `initialize_model` around what builds the
+model in there, before its weights load.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def load_model(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: 
     """Around ``ModelRunner.load_model``: does nothing for a draft or where no states are captured.
 
     Raises:
-        MissingHooksError: the target cannot capture; before its weights load, if its class says so.
+        MissingHooksError: the target cannot capture; before it is built, if its class says so.
         CaptureError: out of the first forward, when the states do not arrive.
     """
     from sglang_spec_ext.compat import sglang_api
@@ -38,7 +38,7 @@ def load_model(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: 
         problem = delegation.refusal(target_class, version, wanted.algorithm)
         if problem is not None:
             raise delegation.MissingHooksError(problem)
-    result = original(runner, *args, **kwargs)
+    result = _loading_for(wanted, lambda: original(runner, *args, **kwargs))
     model = runner.model
     if not wanted.captures:
         _log(model, delegation.install_weights(model, version))
@@ -49,6 +49,33 @@ def load_model(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: 
         name = type(model).__name__
         capture.arm(sglang_api.logits_processors(model), expected(wanted, name))
     return result
+
+
+_awaited: Any = None
+"""The ``sglang_api.CaptureRequest`` of the target that is being loaded."""
+
+
+def _loading_for(wanted: Any, load: Callable[[], Any]) -> Any:
+    global _awaited
+    _awaited = wanted
+    try:
+        return load()
+    finally:
+        _awaited = None
+
+
+def initialize_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Around the function that builds a model: does nothing but for a target that is to capture.
+
+    Raises:
+        MissingHooksError: what the target wraps, by its checkpoint, cannot capture.
+    """
+    model = original(*args, **kwargs)
+    if _awaited is not None and _awaited.captures:
+        problem = delegation.obstacle(model, releases.installed_version(), _awaited.algorithm)
+        if problem is not None:
+            raise delegation.MissingHooksError(problem)
+    return model
 
 
 def expected(wanted: Any, target: str) -> capture.Expected:

@@ -41,8 +41,10 @@ class TreeAttentionBackend(AttentionBackend):
         assert self._extend is not None
         q, o = self._store(q, k, v, layer, batch, save_kv_cache)
         totals, new, masks = self._extend
+        # MLA has stored keys and values itself, in their latent form, and expands them here
+        expanded = (None, None) if save_kv_cache else (k, v)
         attention.extend_attention_cpu(
-            q, None, None, o, *self._buffers(layer), 1.0, 1.0, self._slot_table,
+            q, *expanded, o, *self._buffers(layer), 1.0, 1.0, self._slot_table,
             batch.req_pool_indices, totals, new, torch.cumsum(new, 0) - new, 0, *_layer(layer),
             tree_mask=masks,
         )  # fmt: skip

@@ -106,6 +106,22 @@ def test_the_hook_for_the_drafts_layers_is_needed_up_to_0_5_10(
 
 
 @pytest.mark.parametrize("release", V1_RELEASES)
+def test_the_hooks_for_the_drafts_embeddings_are_needed_in_every_release(
+    release: str, sources: Callable[[str], Path]
+) -> None:
+    """When a worker moves them one token on itself, `eagle3_hooks.embeddings` must not."""
+    srt = sources(release) / "sglang" / "srt"
+    worker = (srt / "speculative" / "eagle_worker.py").read_text()
+    handed = "forward_batch.mm_input_embeds = mm_input_embeds"
+    assert worker.count("mm_input_embeds = ") == worker.count(handed) == 1  # as they came
+    draft = (srt / "models" / "llama_eagle3.py").read_text()
+    assert ("forward_batch.mm_input_embeds" in draft) is (release != "0.5.9")
+    assert ("[embeds[:-1], self.embed_tokens(" in draft) is (release != "0.5.9")
+    target = (srt / "managers" / "mm_utils.py").read_text()
+    assert "forward_batch.mm_input_embeds = input_embeds\n" in target  # and no copy
+
+
+@pytest.mark.parametrize("release", V1_RELEASES)
 def test_every_name_has_one_place(release: str, sources: Callable[[str], Path]) -> None:
     points = OF_RELEASE[release].points
     for name in {point.name for point in points}:

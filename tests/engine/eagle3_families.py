@@ -3,6 +3,8 @@
 A program, run by test_eagle3_families.py: ``python eagle3_families.py FOLDER [FAMILY...]`` writes
 ``FOLDER/report.json``: by family what was set, what was captured, and the greedy output with and
 without speculation. SGLang is imported once; each model runs in a forked process of its own.
+
+In SGLang 0.5.9 it runs the one family whose users are there, Kimi-K2.5.
 """
 
 from __future__ import annotations
@@ -15,13 +17,16 @@ import signal
 import sys
 import traceback
 import zlib
-from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+import in_process
+
+from testbed import engine
 
 VOCAB, HIDDEN, LAYERS, HEADS = 96, 64, 6, 2
 PROMPTS = ([5, 9, 17, 33, 65, 2, 71, 80, 12, 44], [7, 61, 3, 28, 50, 19, 84, 36])
@@ -81,6 +86,25 @@ DEEPSEEK = {
     },
 }
 del DEEPSEEK["head_dim"]
+DEEPSEEK_V3 = {
+    **DEEPSEEK,
+    "model_type": "deepseek_v3",
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "q_lora_rank": 24,
+    "n_routed_experts": 8,  # in none of the layers, all of which are dense
+    "n_shared_experts": 1,
+    "n_group": 1,
+}
+MOONVIT_3D = {
+    "hidden_size": 32,
+    "vt_hidden_size": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "init_pos_emb_height": 4,
+    "init_pos_emb_width": 4,
+    "text_hidden_size": HIDDEN,
+}
 CLIP = {
     "model_type": "clip_vision_model",
     "hidden_size": 32,
@@ -122,16 +146,36 @@ class Family:
         architecture: class that SGLang loads.
         config: the rest of its config.json.
         modality: what stands in the prompt besides text; empty for text alone.
-        server: arguments of the server besides those of the test bed.
+        patches: side of an image that goes through the vision tower, in patches; 0 for media that
+            have been encoded already.
+        native: whether its class has the hooks itself in the installed release.
+        topk: of the draft; with 4, for which people stay on the first release, even a random
+            draft has a token accepted now and then.
     """
 
     architecture: str
     config: dict[str, Any]
     modality: str = "IMAGE"
-    server: dict[str, Any] = field(default_factory=dict)
+    patches: int = 0
+    native: bool = False
+    topk: int = 1
 
 
-FAMILIES: dict[str, Family] = {
+KIMI = {
+    "Kimi-K2.5": Family(
+        "KimiK25ForConditionalGeneration",
+        {
+            "model_type": "kimi_k25",
+            "text_config": DEEPSEEK_V3,
+            "vision_config": MOONVIT_3D,
+            "media_placeholder_token_id": PLACEHOLDER,
+        },
+        patches=4,
+        native=not engine.FIRST_RELEASE,
+        topk=4 if engine.FIRST_RELEASE else 1,
+    ),
+}
+OTHERS: dict[str, Family] = {
     "LLaVA": Family(
         "LlavaForConditionalGeneration",
         {
@@ -306,6 +350,7 @@ FAMILIES: dict[str, Family] = {
         modality="",
     ),
 }
+FAMILIES = KIMI if engine.FIRST_RELEASE else {**OTHERS, **KIMI}
 
 
 def deafen() -> None:
@@ -315,13 +360,27 @@ def deafen() -> None:
     LlamaForCausalLM.set_eagle3_layers_to_capture = lambda self, layer_ids=None: None
 
 
-FAULTS: dict[str, tuple[Family, Callable[[], None]]] = {
-    "a hook without effect": (FAMILIES["LLaVA"], deafen),
-    "a loop that collects nothing": (
-        Family("GemmaForCausalLM", {**TEXT, "model_type": "gemma", "pad_token_id": 2}),
-        lambda: None,
+def silence() -> None:
+    """Take a language model's setter away."""
+    from sglang.srt.models.deepseek_v2 import DeepseekV2ForCausalLM
+
+    del DeepseekV2ForCausalLM.set_eagle3_layers_to_capture
+
+
+Faults = dict[str, tuple[Family, Callable[[], None]]]
+FAULTS: Faults = {
+    "a wrapped model without hooks": (
+        KIMI["Kimi-K2.5"] if engine.FIRST_RELEASE else OTHERS["Kimi-VL"], silence
     ),
-}
+}  # fmt: skip
+if not engine.FIRST_RELEASE:
+    FAULTS |= {
+        "a hook without effect": (OTHERS["LLaVA"], deafen),
+        "a loop that collects nothing": (
+            Family("GemmaForCausalLM", {**TEXT, "model_type": "gemma", "pad_token_id": 2}),
+            lambda: None,
+        ),
+    }
 """Targets that must stop the server, and what is done to SGLang first."""
 
 
@@ -336,12 +395,56 @@ def shrink_towers() -> None:
     transformers.SiglipVisionConfig = lambda **fields: siglip(**{**SIGLIP, "image_size": 56})
 
 
+def norm_in_place() -> None:
+    """Let a norm write the new residual over the old one, as the kernel on a GPU does.
+
+    The embeddings are the first residual, so whoever keeps them for later has to know.
+    """
+    from sglang.srt.layers.layernorm import RMSNorm
+
+    original = RMSNorm.forward_native
+
+    def forward_native(self: Any, x: Any, residual: Any = None, *rest: Any) -> Any:
+        if residual is None:
+            return original(self, x)
+        normed, new = original(self, x, residual, *rest)
+        residual.copy_(new)
+        return normed, residual
+
+    RMSNorm.forward_native = forward_native
+
+
+def capture_graphs(told: dict[str, Any]) -> None:
+    """Make the runner of the verify graphs on CPU, too, and write down which layers it captures.
+
+    It is made by SGLang's own constructor; only the capture itself needs a GPU.
+    """
+    from sglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    class Runner(CudaGraphRunner):
+        def capture(self) -> None:
+            told["graphs"] = list(loop_of(self.model_runner.model).layers_to_capture)
+
+    original = ModelRunner.init_device_graphs
+
+    def init_device_graphs(runner: Any) -> None:
+        original(runner)
+        if not runner.is_draft_worker:
+            backend = runner.attn_backend
+            backend.init_cuda_graph_state = lambda *_: None
+            backend.get_cuda_graph_seq_len_fill_value = lambda: 1
+            Runner(runner)
+
+    ModelRunner.init_device_graphs = init_device_graphs
+
+
 # ------------------------------------------------------------------------------- one process
 def main(folder: Path, names: list[str]) -> None:
-    from testbed import engine
-
     import_everything()
-    shrink_towers()
+    norm_in_place()
+    if not engine.FIRST_RELEASE:
+        shrink_towers()
     report: dict[str, dict[str, Any]] = {}
     jobs: list[tuple[str, str, Callable[..., dict[str, Any]]]] = []
     for name, family in FAMILIES.items():
@@ -430,20 +533,15 @@ def run(
     port: int,
 ) -> dict[str, Any]:
     prepare()
-    from sglang.srt.managers import scheduler as scheduling
     from sglang.srt.model_executor.model_runner import ModelRunner
-    from sglang.srt.runtime_context import SpawnRanks, publish
-    from sglang.srt.server_args import PortArgs, ServerArgs
 
     from sglang_spec_ext import plugin
     from sglang_spec_ext.args import Drafting
     from sglang_spec_ext.compat import sglang_api
     from sglang_spec_ext.observe import AcceptWatch
-    from testbed import engine
 
-    topk = 1 if speculate else None
     arguments = engine.server_args(
-        topk,
+        family.topk if speculate else None,
         model_path=str(place / "target"),
         speculative_draft_model_path=str(place / "draft") if speculate else None,
         load_format="dummy",
@@ -452,19 +550,15 @@ def run(
         max_total_tokens=1024,
         log_level="info",
         trust_remote_code=True,
-        **family.server,
+        cuda_graph_bs=[1] if engine.FIRST_RELEASE else None,
     )
-    record = ServerArgs(**arguments)
-    record.resolve_once()
-    record.check_server_args()
-    ports = PortArgs.init_new(record)
-    publish(record, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
-    scheduling.configure_scheduler_process(record, 0)
-
     AcceptWatch.WINDOW = WINDOW
     log = Log()
     logging.getLogger("sglang_spec_ext").addHandler(log)
-    told: dict[str, Any] = {"set": [], "states": [], "draft_embeds": [], "borrowed": False}
+    logging.getLogger("sglang_spec_ext").setLevel(logging.INFO)
+    told: dict[str, Any] = {"set": [], "captured": [], "draft_embeds": [], "borrowed": False}
+    if engine.FIRST_RELEASE and speculate:
+        capture_graphs(told)
     load = ModelRunner.load_model
 
     def load_random(runner: Any) -> Any:
@@ -480,23 +574,32 @@ def run(
 
     def watched(runner: Any) -> Any:
         cls = sglang_api.target_class(runner)
-        before = set(dir(cls))
+        before, own = set(dir(cls)), dict(vars(cls))
         result = bound(runner)
         if runner.is_draft_worker:
             watch_draft(runner.model, told)
         else:
             told["lacked"] = "set_eagle3_layers_to_capture" not in before
             told["set"] = sorted({*dir(cls)} & {*HOOKS} - before)
+            told["replaced"] = sorted(n for n, value in own.items() if vars(cls)[n] is not value)
+            hooked = [type(m).__name__ for m in runner.model.modules() if m._forward_pre_hooks]
+            told["hooked"] = sorted(hooked)
             watch(runner.model, told)
         return result
 
     ModelRunner.load_model = watched
-    driver = Driver(scheduling.Scheduler(record, ports))
+    driver = Driver(in_process.scheduler_of(arguments))
+    eyes = None
     if speculate:
-        told["borrowed"] = borrows(driver.scheduler)
+        target = driver.scheduler.tp_worker.model_runner.model
+        draft = in_process.draft_model(driver.scheduler)
+        embedding = target.get_embed_and_head()[0]
+        told["borrowed"] = draft.model.embed_tokens.weight.data_ptr() == embedding.data_ptr()
+        eyes = Eyes(target, draft)
     told["text"] = [driver.greedy(prompt) for prompt in PROMPTS]
     if family.modality:
-        told["mixed"] = [driver.greedy(prompt, family.modality) for prompt in PROMPTS]
+        told["mixed"] = [driver.greedy(prompt, family) for prompt in PROMPTS]
+        told["same"] = eyes.same if eyes is not None else []
     told |= {"verifies": driver.verifies, "accepted": driver.accepted, "log": log.lines}
     told["placeholders"] = driver.placeholders
     return told
@@ -521,20 +624,70 @@ def randomise(model: Any, salt: str) -> None:
             module.post_load_weights()  # MLA splits a weight after the load
 
 
+def loop_of(model: Any) -> Any:
+    """The module whose forward runs the layers and collects states."""
+    return next(module for module in model.modules() if hasattr(module, "layers_to_capture"))
+
+
 def watch(model: Any, told: dict[str, Any]) -> None:
-    """Write down, for each forward, how many captured states arrive and how wide they are."""
+    """Write down, for each forward, its mode and what arrives of captured states.
+
+    That is their widths and, in the first release, whether they are the outputs of the layers that
+    the draft names. In the newest the layers keep their residual to themselves.
+    """
     from sglang_spec_ext.compat import sglang_api
+
+    outputs: dict[int, Any] = {}
+
+    def keep(place: int, output: Any) -> None:
+        outputs[place] = output[0] + output[1]  # hidden state and residual
 
     def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         states = args[4] if len(args) > 4 else kwargs.get("aux_hidden_states")
-        shapes = None
+        widths, right = None, None
         if states is not None:
             packed = hasattr(states, "shape")
-            shapes = [states.shape[-1]] if packed else [state.shape[-1] for state in states]
-        told["states"].append(shapes)
+            given = states.split(HIDDEN, dim=-1) if packed else states
+            widths = [state.shape[-1] for state in given]
+            if engine.FIRST_RELEASE:
+                wanted = [outputs[place] for place in DRAFT_IDS]
+                right = all(a.equal(b) for a, b in zip(given, wanted, strict=True))
+        told["captured"].append((args[3].forward_mode.name, widths, right))
 
+    for place in DRAFT_IDS if engine.FIRST_RELEASE else ():
+        layer = loop_of(model).layers[place]
+        layer.register_forward_hook(lambda _, __, output, place=place: keep(place, output))
     for processor in sglang_api.logits_processors(model):
         processor.register_forward_pre_hook(note, with_kwargs=True)
+
+
+class Eyes:
+    """What target and draft see of a prompt: the inputs of their first layers.
+
+    `same` tells of each prefill of the draft whether it saw what the target embedded, one token on,
+    and at the end the token that the target sampled.
+    """
+
+    def __init__(self, target: Any, draft: Any) -> None:
+        self.same: list[bool] = []
+        self._embed = draft.model.embed_tokens
+        inner = draft.model
+        first = inner.midlayer if hasattr(inner, "midlayer") else inner.layers[0]
+        loop_of(target).layers[0].register_forward_pre_hook(self._target, with_kwargs=True)
+        inner.register_forward_pre_hook(self._ids)
+        first.register_forward_pre_hook(self._draft)
+
+    def _target(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._embedded = (args[1] if len(args) > 1 else kwargs["hidden_states"]).clone()
+
+    def _ids(self, _: Any, args: tuple[Any, ...]) -> None:
+        self._last = args[0][-1:]
+
+    def _draft(self, _: Any, args: tuple[Any, ...]) -> None:
+        _, seen, _, batch, *_ = args
+        if batch.forward_mode.name == "EXTEND":
+            sampled = self._embed.weight[self._last]
+            self.same.append(seen[:-1].equal(self._embedded[1:]) and seen[-1:].equal(sampled))
 
 
 def watch_draft(model: Any, told: dict[str, Any]) -> None:
@@ -544,14 +697,6 @@ def watch_draft(model: Any, told: dict[str, Any]) -> None:
         told["draft_embeds"] = sorted({*told["draft_embeds"], *args[0].flatten().tolist()})
 
     model.model.embed_tokens.register_forward_pre_hook(note)
-
-
-def borrows(scheduler: Any) -> bool:
-    """Whether the draft's embedding is the target's, not a random one."""
-    target = scheduler.tp_worker.model_runner.model
-    draft = scheduler.draft_worker.draft_worker.draft_runner.model
-    weight = target.get_embed_and_head()[0]
-    return bool(draft.model.embed_tokens.weight.data_ptr() == weight.data_ptr())
 
 
 class Log(logging.Handler):
@@ -574,81 +719,56 @@ class Driver:
         self.accepted = 0
         self.placeholders: list[int] = []
 
-    def greedy(self, prompt: list[int], modality: str = "") -> list[int]:
-        from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+    def greedy(self, prompt: list[int], family: Family | None = None) -> list[int]:
+        """Greedy output; with an image or audio of the family's in the middle if one is given."""
         from sglang.srt.sampling.sampling_params import SamplingParams
 
         sampling = SamplingParams(temperature=0, max_new_tokens=NEW_TOKENS, ignore_eos=True)
         sampling.normalize(None)
         ids = list(prompt)
-        mm_inputs = None
-        if modality:
+        media = None
+        if family is not None:
             at = len(ids) // 2
             ids[at:at] = [MEDIA_START, *[PLACEHOLDER] * MEDIA_TOKENS, MEDIA_END]
-            mm_inputs = embedded(modality, at + 1)
-        self.scheduler.handle_generate_request(
-            TokenizedGenerateReqInput(
-                rid=f"{modality or 'text'} {prompt}",
-                input_text=None,
-                input_ids=array("q", ids),
-                input_embeds=None,
-                mm_inputs=mm_inputs,
-                token_type_ids=None,
-                sampling_params=sampling,
-                return_logprob=False,
-                logprob_start_len=-1,
-                top_logprobs_num=0,
-                token_ids_logprob=None,
-                stream=False,
-            )
-        )
+            media = media_at(at + 1, family)
+        rid = f"{prompt} {'with' if media else 'without'} media"
+        self.scheduler.handle_generate_request(in_process.request(rid, ids, sampling, media))
         (request,) = self.scheduler.waiting_queue
         assert request.to_finish is None, request.to_finish
         while not request.finished():
-            self.step()
+            in_process.step(self.scheduler)
         self.placeholders += sorted({i for i in request.origin_input_ids if i >= VOCAB})
         self.verifies += request.spec_verify_ct
-        self.accepted += request.spec_num_correct_drafts
+        self.accepted += in_process.accepted_drafts(request)
         return list(request.output_ids)
 
-    def step(self) -> None:
-        import torch
 
-        scheduler = self.scheduler
-        plan = scheduler.get_next_batch_to_run(
-            running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
-        )
-        scheduler.running_batch = plan.running_batch
-        batch = plan.batch_to_run
-        if batch:
-            with torch.no_grad():  # as in SGLang's own loops
-                scheduler.process_batch_result(batch, scheduler.run_batch(batch))
-        scheduler.last_batch = batch
-
-
-def embedded(modality: str, at: int) -> Any:
-    """An image or audio at a place of the prompt, already encoded."""
+def media_at(at: int, family: Family) -> dict[str, Any]:
+    """An image or audio at a place of the prompt, as the tokenizer process sends it."""
     import torch
-    from sglang.srt.managers.schedule_batch import (
-        Modality,
-        MultimodalDataItem,
-        MultimodalProcessorOutput,
-    )
+    from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
 
-    embedding = torch.randn(MEDIA_TOKENS, HIDDEN, generator=torch.Generator().manual_seed(3))
+    seed = torch.Generator().manual_seed(3)
+    content: dict[str, Any]
+    if family.patches:
+        side = family.patches
+        content = {
+            "feature": torch.randn(side * side, 3, 14, 14, generator=seed),
+            "model_specific_data": {"grid_thws": torch.tensor([[1, side, side]])},
+        }
+    else:
+        content = {"precomputed_embeddings": torch.randn(MEDIA_TOKENS, HIDDEN, generator=seed)}
     item = MultimodalDataItem(
-        modality=Modality[modality],
-        offsets=[(at, at + MEDIA_TOKENS - 1)],
-        precomputed_embeddings=embedding,
+        modality=Modality[family.modality], offsets=[(at, at + MEDIA_TOKENS - 1)], **content
     )
     item.set_pad_value()
-    return MultimodalProcessorOutput(
-        mm_items=[item],
-        im_token_id=PLACEHOLDER,
-        im_start_id=MEDIA_START,
-        im_end_id=MEDIA_END,
-        audio_token_id=PLACEHOLDER,
-    )
+    return {
+        "mm_items": [item],
+        "im_token_id": PLACEHOLDER,
+        "im_start_id": MEDIA_START,
+        "im_end_id": MEDIA_END,
+        "audio_token_id": PLACEHOLDER,
+    }
 
 
 if __name__ == "__main__":

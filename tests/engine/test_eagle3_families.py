@@ -1,4 +1,4 @@
-"""EAGLE-3 on target classes without the hooks: tiny random models of many families.
+"""EAGLE-3 on target classes, most without the hooks: tiny random models of many families.
 
 `eagle3_families.py` runs each of them in SGLang's real scheduler, plain and under EAGLE-3 with a
 random draft that captures three layers, and with our hook around the load of the target.
@@ -19,6 +19,7 @@ from eagle3_families import DRAFT_IDS, FAMILIES, HIDDEN, NEW_TOKENS, PROMPTS
 from testbed import engine
 
 Report = dict[str, dict[str, dict[str, Any]]]
+BY_OTHERS = pytest.mark.skipif(engine.FIRST_RELEASE, reason="runs Kimi-K2.5 only")
 WITH_MEDIA = sorted(name for name, family in FAMILIES.items() if family.modality)
 
 
@@ -46,19 +47,31 @@ def ran(report: Report, family: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_the_class_lacked_the_hook_and_was_given_it(ran: dict[str, Any]) -> None:
-    assert ran["eagle3"]["lacked"]
-    assert "set_eagle3_layers_to_capture" in ran["eagle3"]["set"]
-    assert any("lacks EAGLE-3 hooks" in line for line in ran["eagle3"]["log"])
-    assert ran["plain"]["set"] == []  # without speculation nothing is touched
+def test_a_class_that_lacks_the_hook_is_given_it(family: str, ran: dict[str, Any]) -> None:
+    native = FAMILIES[family].native
+    assert ran["eagle3"]["lacked"] is not native
+    assert ("set_eagle3_layers_to_capture" in ran["eagle3"]["set"]) is not native
+    assert any("lacks EAGLE-3 hooks" in line for line in ran["eagle3"]["log"]) is not native
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_without_speculation_nothing_is_touched(ran: dict[str, Any]) -> None:
+    plain = ran["plain"]
+    assert plain["set"] == plain["replaced"] == plain["hooked"] == plain["log"] == []
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_every_forward_captures_what_the_draft_fuses(ran: dict[str, Any]) -> None:
-    states = ran["eagle3"]["states"]
-    assert len(states) > 1
-    assert all(sum(widths or []) == len(DRAFT_IDS) * HIDDEN for widths in states), states
-    assert not any(ran["plain"]["states"])
+    captured = ran["eagle3"]["captured"]
+    assert {mode for mode, _, _ in captured} == {"EXTEND", "TARGET_VERIFY"}
+    expected = [[HIDDEN] * len(DRAFT_IDS), True if engine.FIRST_RELEASE else None]
+    assert [c for c in captured if c[1:] != expected] == []
+    assert not any(widths for _, widths, _ in ran["plain"]["captured"])
+
+
+@pytest.mark.skipif(not engine.FIRST_RELEASE, reason="later releases ask for no default layers")
+def test_verify_graphs_capture_the_drafts_layers(report: Report) -> None:
+    assert report["Kimi-K2.5"]["eagle3"]["graphs"] == [layer + 1 for layer in DRAFT_IDS]
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -75,6 +88,12 @@ def test_greedy_text_is_that_of_the_target_alone(ran: dict[str, Any]) -> None:
     assert ran["eagle3"]["verifies"] > 0 == ran["plain"]["verifies"]
 
 
+@pytest.mark.skipif(not engine.FIRST_RELEASE, reason="with topk 1 a random draft never is")
+def test_that_holds_with_accepted_drafts(report: Report) -> None:
+    assert report["Kimi-K2.5"]["eagle3"]["accepted"] > 0
+
+
+@pytest.mark.skipif(engine.FIRST_RELEASE, reason="there are no such counts on the spec-v1 worker")
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_draft_that_is_never_accepted_is_named_and_no_other(ran: dict[str, Any]) -> None:
     said = [line for line in ran["eagle3"]["log"] if "accept length is 1.00 over" in line]
@@ -97,6 +116,20 @@ def test_no_placeholder_reaches_the_drafts_embedding(ran: dict[str, Any]) -> Non
     assert not set(ran["eagle3"]["draft_embeds"]) & set(ran["eagle3"]["placeholders"])
 
 
+@pytest.mark.parametrize("family", WITH_MEDIA)
+def test_the_draft_sees_what_the_target_sees_one_token_on(ran: dict[str, Any]) -> None:
+    assert ran["eagle3"]["same"] == [True] * 2 * len(PROMPTS)
+
+
+def test_a_wrapped_model_without_hooks_is_refused_before_weights_load(report: Report) -> None:
+    error = report["a wrapped model without hooks"]["eagle3"]["error"]
+    last = error.strip().splitlines()[-1]
+    assert "MissingHooksError: --speculative-algorithm EAGLE3 needs the hidden states" in last
+    assert "that it wraps has no set_eagle3_layers_to_capture" in last
+    assert "_initialize_model(" in error and "in initialize_model" in error
+
+
+@BY_OTHERS
 def test_a_hook_without_effect_stops_before_anything_is_served(report: Report) -> None:
     error = report["a hook without effect"]["eagle3"]["error"]
     last = error.strip().splitlines()[-1]
@@ -105,6 +138,7 @@ def test_a_hook_without_effect_stops_before_anything_is_served(report: Report) -
     assert "LlavaForConditionalGeneration handed to its logits processor is none" in last
 
 
+@BY_OTHERS
 def test_a_loop_that_collects_nothing_is_refused_before_its_weights_load(report: Report) -> None:
     error = report["a loop that collects nothing"]["eagle3"]["error"]
     last = error.strip().splitlines()[-1]

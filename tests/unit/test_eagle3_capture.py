@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from draft_checkpoints import eagle3
 
+from sglang_spec_ext.compat import eagle3_models
 from sglang_spec_ext.eagle3_hooks import capture, loading
 from sglang_spec_ext.eagle3_hooks.capture import CaptureError, Expected
 from sglang_spec_ext.eagle3_hooks.delegation import MissingHooksError
@@ -176,6 +177,42 @@ def test_a_class_without_a_loop_that_collects_is_refused_before_its_weights(api:
 
     with pytest.raises(MissingHooksError, match="Without in SGLang"):
         loading.load_model(original, SimpleNamespace())
+
+
+class Wrapper:
+    """A target of which only an instance can tell what it wraps."""
+
+    def __init__(self, inner: Any) -> None:
+        self.language_model = inner
+
+
+@pytest.fixture
+def wrapper(monkeypatch: pytest.MonkeyPatch) -> type:
+    row = eagle3_models.Row("Wrapper", "w", eagle3_models.How.DELEGATE, "language_model")
+    monkeypatch.setattr(eagle3_models, "ROWS", (row,))
+    return Wrapper
+
+
+@pytest.mark.parametrize(("captures", "refused"), [(True, True), (False, False)])
+def test_what_a_target_wraps_is_judged_before_its_weights(
+    api: API, wrapper: type, captures: bool, refused: bool
+) -> None:
+    api.wanted, api.model_class = request(captures=captures), wrapper
+    loaded: list[str] = []
+
+    def original(runner: Any) -> None:
+        runner.model = loading.initialize_model(lambda config: wrapper(Without()), "config")
+        runner.model.processor = Processor()
+        loaded.append("weights")
+
+    if refused:
+        with pytest.raises(MissingHooksError, match="the Without that it wraps has no set_eagle3"):
+            loading.load_model(original, SimpleNamespace())
+    else:
+        loading.load_model(original, SimpleNamespace())
+    assert loaded == ([] if refused else ["weights"])
+    # whatever became of it, the next model, which may be the draft, is no target
+    assert loading.initialize_model(lambda config: "draft", "config") == "draft"
 
 
 def test_a_draft_of_the_last_state_only_borrows_weights(api: API) -> None:

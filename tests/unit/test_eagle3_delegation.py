@@ -292,11 +292,20 @@ def test_the_dflash_setter_serves_eagle3_too(table: Table) -> None:
 # ---------------------------------------------------------------------------- own forward
 
 
+class Embeds(list[str]):
+    """The part of a tensor that the hooks use."""
+
+    clone = list[str].copy
+
+
 class OwnForward(Wrapper):
     def forward(self, input_ids: Any, positions: Any, forward_batch: Any) -> Any:
         if forward_batch.forward_mode.is_target_verify():
             raise AssertionError("a verify is no prefill")
-        return self.language_model(input_ids, positions, forward_batch, input_embeds="embeds")
+        embeds = Embeds(["embeds"])
+        handed = self.language_model(input_ids, positions, forward_batch, input_embeds=embeds)
+        embeds[0] = "residual"  # as the target's norms do to them on a GPU
+        return handed
 
 
 def batch(*, verify: bool, images: bool) -> Any:
@@ -321,8 +330,8 @@ def test_the_draft_is_handed_the_embeddings_of_images(table: Table, images: bool
     target = table(OwnForward, How.DELEGATE, "language_model", own_forward=True)()
     delegation.install(target, NEWEST)
     prefill = batch(verify=False, images=images)
-    assert target("ids", "at", prefill)[1] == {"input_embeds": "embeds"}
-    assert prefill.mm_input_embeds == ("embeds" if images else None)
+    assert target("ids", "at", prefill)[1] == {"input_embeds": ["residual"]}
+    assert prefill.mm_input_embeds == (["embeds"] if images else None)
 
 
 # ---------------------------------------------------------------------------- refusals
@@ -360,8 +369,48 @@ def test_a_row_ends_where_the_class_has_become_native() -> None:
 
 def test_a_wrapper_around_a_model_without_the_hook_is_refused(table: Table) -> None:
     target = table(Wrapper, How.DELEGATE, "language_model")(WithoutHooks())
+    before = dict(vars(type(target)))
     with pytest.raises(MissingHooksError, match="the WithoutHooks that it wraps has no set_eagle3"):
         delegation.install(target, NEWEST)
+    assert dict(vars(type(target))) == before
+
+
+@pytest.mark.parametrize("how", [How.SETTER, How.UNPACK])
+def test_what_a_wrapped_class_is_given_counts(how: How, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = (
+        Row("WithoutHooks", "inner", how, "model"),
+        Row("Wrapper", "outer", How.DELEGATE, "language_model"),
+    )
+    monkeypatch.setattr(eagle3_models, "ROWS", rows)
+    built = Wrapper(WithoutHooks())
+    for algorithm in ("EAGLE3", "DFLASH"):
+        assert delegation.obstacle(built, NEWEST, algorithm) is None
+    assert not hasattr(built, "set_eagle3_layers_to_capture")  # nothing is set by asking
+
+
+def test_a_class_that_has_been_patched_is_left_alone() -> None:
+    """As `patches/0.5.9/kimi_k25.diff` or a later release has it, in the release of its row."""
+
+    class KimiK25ForConditionalGeneration(Wrapper):
+        def set_eagle3_layers_to_capture(self, layer_ids: Any = None) -> None:
+            self.language_model.set_eagle3_layers_to_capture(layer_ids)
+
+        def get_embed_and_head(self) -> tuple[Any, Any]:
+            found: tuple[Any, Any] = self.language_model.get_embed_and_head()
+            return found
+
+        def set_embed_and_head(self, embed: Any, head: Any) -> None:
+            self.language_model.set_embed_and_head(embed, head)
+
+    class Older(LanguageModel):  # SGLang 0.5.9 knows no DFLASH
+        set_dflash_layers_to_capture = property()  # type: ignore[assignment]
+
+    target = KimiK25ForConditionalGeneration(Older())
+    assert row_of(type(target).__name__, "0.5.9") is not None
+    for cls in (KimiK25ForConditionalGeneration, Older):
+        before = dict(vars(cls))
+        assert delegation.install(target, "0.5.9") == []
+        assert dict(vars(cls)) == before
 
 
 def test_an_unknown_class_without_hooks_is_refused() -> None:

@@ -16,7 +16,7 @@ from pytest_mock import MockerFixture
 from sglang_spec_ext import args, observe, plugin
 from sglang_spec_ext.args import Settings, SettingsError
 from sglang_spec_ext.compat import contracts, hooks, workers
-from sglang_spec_ext.compat.contracts import ARGUMENT_SEAM, LAUNCHER, SCHEDULER, TouchPoint
+from sglang_spec_ext.compat.contracts import ARGUMENT_SEAM, LAUNCHER, LOADING, SCHEDULER, TouchPoint
 from sglang_spec_ext.policy import Mode
 
 FLAG = "--speculative-disable-batch-threshold"
@@ -26,6 +26,7 @@ SEAM = {"add_cli_args", "from_cli_args"}
 DRAFTING_LAUNCHER = {"check_server_args", "launch_subprocesses"}
 LAUNCHER_NAMES = {point.name for point in LAUNCHER}
 SCHEDULER_NAMES = {point.name for point in SCHEDULER}
+LOADING_NAMES = {point.name for point in LOADING}
 
 
 class Record:
@@ -183,9 +184,9 @@ def test_register_twice_does_no_harm(
 @pytest.mark.parametrize(
     ("environment", "bound"),
     [
-        ({}, {"load_model", "resolve_spec_tokens"}),
+        ({}, {*LOADING_NAMES, "resolve_spec_tokens"}),
         ({"hooks": False}, {"resolve_spec_tokens"}),
-        ({"check": "off"}, {"load_model"}),
+        ({"check": "off"}, LOADING_NAMES),
         ({"hooks": False, "check": "off"}, set()),
     ],
 )
@@ -211,8 +212,21 @@ def test_with_the_flag_the_scheduler_has_both(
     for name, value in args.drafting_to_env(hooks=True, check="stop").items():
         monkeypatch.setenv(name, value)
     plugin.register()
-    assert bindings.calls == [SCHEDULER_NAMES, {"load_model", "resolve_spec_tokens"}]
-    assert bindings.bound.keys() == SCHEDULER_NAMES | {"load_model"}
+    assert bindings.calls == [SCHEDULER_NAMES, {*LOADING_NAMES, "resolve_spec_tokens"}]
+    assert bindings.bound.keys() == SCHEDULER_NAMES | LOADING_NAMES
+
+
+@pytest.mark.parametrize("contract", [workers.V1, workers.FIRST_V1])
+def test_with_a_draft_and_no_flag_older_releases_are_mended(
+    bindings: Bindings, monkeypatch: pytest.MonkeyPatch, contract: workers.Contract
+) -> None:
+    monkeypatch.setattr(plugin.workers, "contract", lambda site=None: contract)
+    monkeypatch.setitem(sys.modules, plugin._SCHEDULER_MODULE, ModuleType("scheduler"))
+    for name, value in args.drafting_to_env(hooks=True, check="off").items():
+        monkeypatch.setenv(name, value)
+    plugin.register()
+    mended = {"device_graphs", "target_embeds", "draft_embeds"}
+    assert bindings.bound.keys() == LOADING_NAMES | mended
 
 
 def test_what_nobody_asked_for_only_warns_when_it_cannot_bind(
