@@ -265,12 +265,12 @@ def _launch_subprocesses_function(
 
 def _launch(original: Callable[[], Any], server_args: Any) -> Any:
     settings = _settings_of(server_args)
-    variables: dict[str, str] = {}
-    if settings is not None:
-        variables = settings.to_env() | workers.to_env(server_args)
+    variables: dict[str, str] = settings.to_env() if settings is not None else {}
     algorithm = getattr(server_args, "speculative_algorithm", None)
     if args.drafts(algorithm):
         variables |= args.drafting_to_env(args.wants_hooks(algorithm), _check_mode())
+    if variables:
+        variables |= workers.to_env(server_args)
     with _environment(variables):
         launched = original()
     if settings is not None:

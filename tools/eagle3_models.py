@@ -294,9 +294,15 @@ They draft from hidden states of some of the target's layers, so the target's cl
 capture them. *native*: SGLang's class can. *by us*: it lacks the methods, and the plugin gives them
 to it when it is loaded (`sglang_spec_ext/eagle3_hooks/`). *not possible*: its layers collect no
 states, so its forward would have to be rewritten; the plugin refuses such a target before its
-weights load. SGLang {first} to {last}; draft classes, and classes that generate nothing, are left
-out. Read out of the sources, and written by `python tools/eagle3_models.py --docs WHEELS`; the
-classes that have been run are in `tests/engine/eagle3_families.py`.
+weights load, and so it does one that wraps such a class. SGLang {first} to {last}; draft
+classes, and classes that generate nothing, are left out. Read out of the sources, and written by
+`python tools/eagle3_models.py --docs WHEELS`; the classes that have been run are in
+`tests/engine/eagle3_families.py`.
+
+On SGLang's spec-v1 worker (up to 0.5.12.post1) an EAGLE-3 draft goes wrong in two more ways, which
+the plugin mends for all these classes: graphs of the verify capture SGLang's default layers instead
+of the draft's (up to 0.5.10.post1), and where an image or audio is, the draft sees other embeddings
+than the target.
 
 | class | native in | by us in | not possible in | how, or why not |
 |---|---|---|---|---|

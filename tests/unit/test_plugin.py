@@ -656,6 +656,17 @@ def test_a_launch_with_a_draft_tells_the_schedulers(settings: Settings | None) -
     assert args.DRAFTING_WORKER_ENV not in os.environ
 
 
+@pytest.mark.parametrize("settings", [None, SETTINGS])
+def test_and_which_of_two_workers_they_run(
+    settings: Settings | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin.workers, "to_env", lambda arguments: {"KIND": "spec-v1"})
+    assert launch(server(settings), launched(CONFIRMED), "KIND")[1] == "spec-v1"
+    record = server(None)
+    record.speculative_algorithm = None
+    assert launch(record, launched({}), "KIND")[1] is None
+
+
 def test_a_launch_without_a_draft_tells_them_nothing() -> None:
     record = server(None)
     record.speculative_algorithm = None
