@@ -653,3 +653,10 @@ def test_secrets_in_quoted_command_lines_are_masked() -> None:
     verdict = Replay().run(log.lines, then=5)
     assert verdict is not None
     assert "sk-abc123" not in verdict.reason and "--api-key ***" in verdict.reason
+
+
+def test_a_server_that_is_told_to_stop_after_its_ready_line_has_not_crashed() -> None:
+    log = boot_new(1).tick(5).say("Gracefully exiting... Remaining number of requests 0.")
+    replay = Replay(vitals=lambda now: Vitals(alive=now < log.second + 1))
+    verdict = replay.run(log.lines, then=10)
+    assert verdict is not None and verdict.outcome is Outcome.STOPPED

@@ -166,10 +166,10 @@ class BootState:
 
     def on_growth(self, growth: Growth, at: float) -> None:
         """The log has grown. Batches count only where requests should be running."""
-        if self.phase is Phase.LOG and growth.lines > 0:
+        if self.phase is Phase.LOG and growth.news:
             self._enter(Phase.ARGUMENTS, at)
         serving = self.phase in (Phase.WARM_UP, Phase.FIRST_TOKEN)
-        if growth.lines > 0 or (growth.batches and serving):
+        if growth.news or (growth.batches and serving):
             self.liveness.moved(at)
 
     def on_log_end(self, at: float) -> None:

@@ -2,9 +2,10 @@
 
 ``anchor`` is a literal that every matching line contains. The reader looks for anchors in whole
 blocks of bytes and applies a regular expression only to the lines that hold one, so a pattern
-must never have a broader regex than its anchor. Regexes are matched at the start of the message,
-after all prefixes: prompts and generated text, which `--log-requests` writes into the log, must
-not be able to raise an alarm.
+must never have a broader regex than its anchor. Since each literal is one more walk over the
+block, a *scout* that several anchors contain is looked for first. Regexes are matched at the start
+of the message, after all prefixes: prompts and generated text, which `--log-requests` writes into
+the log, must not be able to raise an alarm.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ def _p(
 
 TRACEBACK_HEAD = "Traceback (most recent call last):"
 
+STOPPING = b"Gracefully exit"  # after this the end of the process is no crash
+
 # The first pattern that matches a line decides. `server_args=` stays first: that line is many
 # kilobytes long and names half of the words below.
 PATTERNS: tuple[LinePattern, ...] = (
@@ -137,9 +140,9 @@ PATTERNS: tuple[LinePattern, ...] = (
         r"(?P<done>\d+)/(?P<total>\d+) ",
         Phase.GRAPHS,
     ),
-    _p(Kind.COMPILE, "JIT", r"Entering (?P<what>DeepGEMM JIT) Pre-Compile session"),
-    _p(Kind.COMPILE, "JIT", r"Try (?P<what>DeepGEMM JIT) Compiling for"),
-    _p(Kind.COMPILE, "JIT", r"(?:.*flashinfer\.jit: )?(?P<what>Loading JIT ops)"),
+    _p(Kind.COMPILE, "DeepGEMM JIT", r"Entering (?P<what>DeepGEMM JIT) Pre-Compile session"),
+    _p(Kind.COMPILE, "DeepGEMM JIT", r"Try (?P<what>DeepGEMM JIT) Compiling for"),
+    _p(Kind.COMPILE, "Loading JIT ops", r"(?:.*flashinfer\.jit: )?(?P<what>Loading JIT ops)"),
     _p(Kind.COMPILE, "utotune", r"Running (?P<what>FlashInfer autotune)"),
     _p(Kind.COMPILED, "utotune", r"FlashInfer autotune completed"),
     _p(Kind.PREFETCH, "refetching ", r"Rank \d+: prefetching \d+/\d+ checkpoint shards"),
@@ -152,10 +155,10 @@ PATTERNS: tuple[LinePattern, ...] = (
     ),
     _p(
         Kind.FAILED,
-        "nitialization failed",
+        "nitialization failed. warmup error",
         r"Initialization failed\. warmup error:",
     ),
-    _p(Kind.FAILED, "Fatal Python", r"Fatal Python error: (?P<cause>.*)"),
+    _p(Kind.FAILED, "Fatal Python error", r"Fatal Python error: (?P<cause>.*)"),
     _p(
         Kind.FAILED,
         ": error: ",
@@ -167,13 +170,13 @@ PATTERNS: tuple[LinePattern, ...] = (
     ),
     _p(
         Kind.FAILED,
-        "attempting to bind",
+        " error while attempting to bind",
         r"(?:ERROR:\s+)?(?P<cause>\[Errno \d+\] error while attempting to bind on address .*)",
     ),
     # --- the end, seen from somewhere else ----------------------------------------------------
-    _p(Kind.ECHO, "igquit from", r"Received sigquit from a child proces"),
+    _p(Kind.ECHO, "eceived sigquit from", r"Received sigquit from a child proces"),
     _p(Kind.ECHO, "SIGQUIT received", r"SIGQUIT received\."),
-    _p(Kind.ECHO, " is dead", r"Rank (?P<number>\d+) scheduler is dead", releases="0.5.9"),
+    _p(Kind.ECHO, "cheduler is dead", r"Rank (?P<number>\d+) scheduler is dead", releases="0.5.9"),
     _p(
         Kind.ECHO,
         "xit code",
@@ -190,7 +193,7 @@ PATTERNS: tuple[LinePattern, ...] = (
     _p(Kind.ENDED, "xit code", r"Exit code: (?P<code>-?\d+)", releases="0.5.9"),
     _p(
         Kind.ENDED,
-        "terminated with ",
+        "cheduler or DataParallelController ",
         r"Scheduler or DataParallelController (?P<pid>\d+) terminated with (?P<code>-?\d+)",
     ),
     # --- hanging ------------------------------------------------------------------------------
@@ -209,10 +212,20 @@ PATTERNS: tuple[LinePattern, ...] = (
     _p(Kind.SYMPTOM, "Health check failed", r"Health check failed\. Server couldn't get"),
     _p(Kind.SYMPTOM, "could finish the", r"TP rank (?P<number>\d+) could finish the model loading"),
     # --- other things an operator wants to know -----------------------------------------------
-    _p(Kind.NOTE, " plugin", r"Failed to load plugin (?P<what>\S+)", releases="0.5.11-0.5.23"),
-    _p(Kind.NOTE, " plugin", r"Failed to execute general plugin", releases="0.5.11-0.5.23"),
+    _p(
+        Kind.NOTE,
+        "ailed to load plugin",
+        r"Failed to load plugin (?P<what>\S+)",
+        releases="0.5.11-0.5.23",
+    ),
+    _p(
+        Kind.NOTE,
+        "ailed to execute general plugin",
+        r"Failed to execute general plugin",
+        releases="0.5.11-0.5.23",
+    ),
     _p(Kind.NOTE, "spec-ext active", r"spec-ext active: "),
-    _p(Kind.NOTE, "Gracefully exit", r"Gracefully exiting\.\.\."),
+    _p(Kind.NOTE, STOPPING.decode(), r"Gracefully exiting\.\.\."),
     _p(Kind.TRACEBACK, "Traceback (most", re.escape(TRACEBACK_HEAD)),
 )
 
@@ -232,8 +245,32 @@ _AFTER_READY = frozenset(
 )
 # A server that serves writes megabytes; only a failure or a restart matters from there on.
 ANCHORS_AFTER_READY: tuple[bytes, ...] = tuple(
-    dict.fromkeys(p.anchor for p in PATTERNS if p.kind in _AFTER_READY)
+    dict.fromkeys(p.anchor for p in PATTERNS if p.kind in _AFTER_READY or p.anchor == STOPPING)
 )
+
+
+_BARS = frozenset(pattern.anchor for pattern in PATTERNS if pattern.kind is Kind.BAR)
+# Literals that several anchors contain.
+_SHARED = (b" error", b"ailed", b"xit code")
+
+
+def scouted(anchors: tuple[bytes, ...]) -> dict[bytes, tuple[bytes, ...]]:
+    """The anchors by the literal to look for first: every line with the one holds the other."""
+    found: dict[bytes, tuple[bytes, ...]] = {}
+    for anchor in anchors:
+        scout = b"|" if anchor in _BARS else next((s for s in _SHARED if s in anchor), anchor)
+        found[scout] = (*found.get(scout, ()), anchor)
+    return found
+
+
+# Of these the newest of a row says all that those before it said.
+_NEWEST_COUNTS = (Kind.BAR, Kind.COMPILE, Kind.SYMPTOM)
+NEWEST_COUNTS: frozenset[bytes] = frozenset(
+    p.anchor for p in PATTERNS if p.kind in _NEWEST_COUNTS
+) - frozenset(p.anchor for p in PATTERNS if p.kind not in _NEWEST_COUNTS)
+# A server that only says these does not move on.
+SYMPTOMS: tuple[bytes, ...] = tuple(p.anchor for p in PATTERNS if p.kind is Kind.SYMPTOM)
+TRACEBACK_ANCHOR = PATTERNS[-1].anchor
 
 
 def classify(message: str) -> tuple[LinePattern, re.Match[str]] | None:
@@ -250,6 +287,8 @@ def classify(message: str) -> tuple[LinePattern, re.Match[str]] | None:
 _ROUTINE = rb"(?:Decode batch|Prefill batch|INFO: +[^ \n]+ - \"|Receive: |Finish: )"
 ROUTINE_LINE = re.compile(rb"\n[^\n]{0,80}?\[[\d-]{10} [^\]\n]{8,60}\] " + _ROUTINE + rb"[^\n]*")
 ROUTINE_KIND = re.compile(rb"[^\[{]{0,80}\[-- ::[^\]]{0,50}\] " + _ROUTINE)
+# Lines of `--log-requests`: what users wrote stands in them, and nothing of it is a record.
+USERS_TEXT = re.compile(r"(?:Receive|Finish): ")
 
 # Tracebacks under these headings are handled by SGLang and end nothing.
 HANDLED_TRACEBACK = re.compile(

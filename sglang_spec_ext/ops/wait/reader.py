@@ -1,8 +1,9 @@
 """Bytes of a server log in, records out. No I/O, no clock.
 
 A log of hundreds of megabytes must cost little: blocks of bytes are searched for a handful of
-literals (a memory-bandwidth job), and only lines that hold one are decoded and matched. Lines of a
-traceback are the exception: they are read one by one until the exception's last line.
+literals (a memory-bandwidth job), and only lines that hold one are decoded and matched. Blocks of
+lines that differ in digits only are searched once for all of them. Lines of a traceback are the
+exception: they are read one by one until the exception's last line.
 """
 
 from __future__ import annotations
@@ -16,19 +17,29 @@ from datetime import datetime, timezone
 from sglang_spec_ext.ops.wait.patterns import (
     ANCHORS,
     ANCHORS_AFTER_READY,
+    NEWEST_COUNTS,
     ROUTINE_KIND,
     ROUTINE_LINE,
+    SYMPTOMS,
+    TRACEBACK_ANCHOR,
     TRACEBACK_HEAD,
+    USERS_TEXT,
     Kind,
     LinePattern,
     classify,
+    scouted,
 )
 
 MAX_LINE = 1 << 20  # bytes kept of a line that never ends, for example a core of binary rubbish
 MAX_BLOCK = 400  # lines of one traceback
 MAX_TRACEBACKS = 200  # per boot; what is behind hundreds of tracebacks explains nothing
+MAX_IN_A_ROW = 400  # bars, kernels and complaints in a row; of more only the newest are read
 LAST_LINES = 12
-RECENT = 1 << 16  # bytes of a block in which the newest lines are looked for
+KEPT = 4096  # bytes of the newest lines that are not routine
+RECENT = (1 << 13, 1 << 16)  # bytes in which they are looked for: first here, then there
+BLOCK = 1 << 18  # bytes that are searched at a time: they stay in the processor's cache
+SAMPLE = 1 << 13  # bytes of a block that tell whether its lines differ in digits only
+DIGITS = b"0123456789"
 
 # What supervisors put before a line, outermost first. Order matters, several can be nested.
 _TRANSPORTS = (
@@ -78,7 +89,7 @@ class Record:
 class Growth:
     """What the log has gained since the last look."""
 
-    lines: int = 0  # kinds of lines that are not routine: a sign of life
+    news: bool = False  # lines that are neither routine nor a complaint: a sign of life
     batches: bool = False  # decode batches: the scheduler works
 
 
@@ -124,11 +135,15 @@ class LogReader:
 
     def __init__(self) -> None:
         self.lines_examined = 0  # decoded and matched; the rest was only searched
+        self.bytes_split = 0  # into lines, to find out that they differ in digits only
         self._tail = b""
-        self._previous = b""
+        self._previous = b""  # the last line of the piece before that is not routine
+        self._hit: tuple[bytes, int] = (b"", 0)  # where the line begins that is looked at
         self._open: _Traceback | None = None
         self._tracebacks = 0
+        self._in_a_row = 0
         self._anchors = ANCHORS
+        self._scouts = scouted(ANCHORS)
         self._growth = Growth()
         self._last = b""
 
@@ -137,7 +152,7 @@ class LogReader:
         data = (self._tail + data).replace(b"\r", b"\n")
         cut = data.rfind(b"\n") + 1
         self._tail = data[cut:]
-        records = list(self._read(data[:cut])) if cut else []
+        records = list(self._read(data, cut)) if cut else []
         if len(self._tail) > MAX_LINE:
             self._tail = self._tail[: MAX_LINE // 2]
         if _LIVE_BAR.search(self._tail[-400:]):
@@ -168,96 +183,137 @@ class LogReader:
         text = _clean(self._last + b"\n" + self._tail)
         return [line.rstrip() for line in text.split("\n") if line.strip()][-count:]
 
-    def _read(self, chunk: bytes) -> Iterator[Record]:
-        news = self._news(chunk)
-        if not news:
-            return
+    def _read(self, data: bytes, end: int) -> Iterator[Record]:
+        """The whole lines ``data[:end]``."""
         position = 0
-        hits: list[tuple[int, int]] | None = None
-        while True:
+        while position < end:
             if self._open is not None:
-                position = yield from self._continue(chunk, position)
-                if self._open is not None:
-                    break
-            if hits is None:
-                anchors = self._anchors
-                hits = self._hits(chunk, position, [each for each in anchors if each in news])
-            while hits and hits[-1][0] < position:
-                hits.pop()
-            if not hits:
-                break
-            start, end = hits.pop()
-            position = end + 1
-            if start:
-                self._previous = chunk[_line_start(chunk, start - 1) : start - 1]
-            for line in self._lines(chunk[start:end]):
+                position = yield from self._continue(data, position, end)
+            if position < end:
+                stop = data.find(b"\n", min(position + BLOCK, end - 1)) + 1
+                position = yield from self._read_block(data, position, stop, end)
+        recent = _newest(data, end)
+        self._previous = _last_line(recent) or self._previous
+        self._hit = (b"", 0)
+        self._last = (self._last + recent)[-KEPT:]
+
+    def _read_block(
+        self, data: bytes, position: int, stop: int, end: int
+    ) -> Generator[Record, None, int]:
+        """The lines from ``position`` to ``stop``; the position behind all that was read.
+
+        It is beyond ``stop`` where a traceback goes on, and before it where other anchors count
+        from there on.
+        """
+        anchors, present = self._anchors, self._present(data, position, stop)
+        hits = self._hits(data, position, stop, present)
+        while hits:
+            start, line_end = hits.pop()
+            if start < position:
+                continue
+            position = line_end + 1
+            self._hit = (data, start)
+            for line in self._lines(data[start:line_end]):
                 yield from self._records(line)
             if anchors is not self._anchors:
-                hits = None
-        recent = ROUTINE_LINE.sub(b"", b"\n" + chunk[-RECENT:]).rstrip(b"\n")
-        self._previous = recent[recent.rfind(b"\n") + 1 :][-4096:]
-        self._last = (self._last + recent[-4096:])[-4096:]
+                return position
+            if self._open is not None:
+                position = yield from self._continue(data, position, end)
+        return max(position, stop)
 
-    def _news(self, chunk: bytes) -> bytes:
-        """One of each kind of line that is not routine.
+    def _present(self, data: bytes, begin: int, end: int) -> list[bytes]:
+        """The anchors that the block holds; also notes whether the log has gained anything.
 
-        Lines that differ in digits only are one kind, so that a flood costs no more than one line
-        of it in everything that follows.
+        Lines that differ in digits only are one kind. A flood of few kinds is searched once for
+        all lines of a kind; where every line is another, finding that out would cost more than
+        the search.
         """
-        kinds = set(chunk.translate(None, b"0123456789").split(b"\n"))
-        news = [kind for kind in kinds if kind and not ROUTINE_KIND.match(kind)]
-        self._growth.lines += len(news)
+        kinds = _kinds(data[begin : min(begin + SAMPLE, end)])
+        news = _not_routine(kinds)
+        if sum(map(len, news)) > SAMPLE // 2:
+            self._growth.news |= any(map(_moves_on, news))
+            self._growth.batches |= data.find(b"Decode batch", begin, end) >= 0
+            return self._anchors_in(data, begin, end)
+        self.bytes_split += end - begin
+        kinds = _kinds(data[begin:end])
+        news = _not_routine(kinds)
+        self._growth.news |= any(map(_moves_on, news))
         self._growth.batches |= any(b"Decode batch" in kind for kind in kinds)
-        return b"\n".join(news)
+        text = b"\n".join(news)
+        return self._anchors_in(text, 0, len(text))
 
-    def _hits(self, chunk: bytes, position: int, anchors: list[bytes]) -> list[tuple[int, int]]:
-        """Start and end of every line from ``position`` on that holds an anchor, last one first."""
+    def _anchors_in(self, text: bytes, begin: int, end: int) -> list[bytes]:
+        return [
+            anchor
+            for scout, anchors in self._scouts.items()
+            if text.find(scout, begin, end) >= 0
+            for anchor in anchors
+            if anchor == scout or text.find(anchor, begin, end) >= 0
+        ]
+
+    def _hits(
+        self, data: bytes, begin: int, end: int, anchors: list[bytes]
+    ) -> list[tuple[int, int]]:
+        """Start and end of every line of the block that holds an anchor, last one first."""
         lines: dict[int, int] = {}
         for anchor in anchors:
-            at = chunk.find(anchor, position)
+            left = MAX_IN_A_ROW - self._in_a_row if anchor in NEWEST_COUNTS else end - begin
+            at = data.find(anchor, begin, end)
             while at >= 0:
-                end = chunk.find(b"\n", at)
-                lines[_line_start(chunk, at)] = end
-                at = chunk.find(anchor, end)
+                if left <= 0:  # a flood: on to the newest
+                    at = data.rfind(anchor, at, end)
+                left -= 1
+                line_end = data.find(b"\n", at)
+                lines[_line_start(data, at)] = line_end
+                at = data.find(anchor, line_end, end)
         return sorted(lines.items(), reverse=True)
 
     def _lines(self, raw: bytes) -> Iterator[_Line]:
         """The records of one line: a progress bar has no end, so the next record sticks to it."""
         self.lines_examined += 1
         for text in _transported(_clean(raw)):
-            for piece in _GLUED.split(text):
-                yield _parse(piece)
+            first, *others = _GLUED.split(text)
+            line = _parse(first)
+            yield line
+            if not USERS_TEXT.match(line.message):
+                yield from map(_parse, others)
 
     def _records(self, line: _Line) -> Iterator[Record]:
         found = classify(line.message)
         if found is None:
             return
         pattern, match = found
+        self._in_a_row = self._in_a_row + 1 if pattern.anchor in NEWEST_COUNTS else 0
         if pattern.kind in (Kind.ARGS, Kind.BOOT):
-            self._anchors = ANCHORS
             self._tracebacks = 0
+            self._look_for(ANCHORS)
         elif pattern.kind is Kind.READY:
-            self._anchors = ANCHORS_AFTER_READY
+            self._look_for(ANCHORS_AFTER_READY)
         if TRACEBACK_HEAD in line.message and pattern.kind in (Kind.TRACEBACK, Kind.FAILED):
             yield from self._close()
             self._tracebacks += 1
             if pattern.kind is Kind.FAILED or self._tracebacks <= MAX_TRACEBACKS:
                 heading = line if pattern.kind is Kind.FAILED else self._heading()
                 self._open = _Traceback(heading, pattern, match, [line.message])
+            else:
+                self._look_for(tuple(each for each in self._anchors if each != TRACEBACK_ANCHOR))
             return
-        if pattern.kind is Kind.SYMPTOM:
-            self._growth.lines -= 1  # a server that only complains does not move on
         yield Record(line.message, line.rank, line.stamp, pattern, match)
+
+    def _look_for(self, anchors: tuple[bytes, ...]) -> None:
+        if anchors != self._anchors:
+            self._anchors, self._scouts = anchors, scouted(anchors)
 
     def _heading(self) -> _Line:
         """The line above a bare traceback, which may say whose it is."""
-        return _parse(_transported(_clean(self._previous))[-1])
+        above = _last_line(_newest(*self._hit)) or self._previous
+        return _parse(_transported(_clean(above))[-1])
 
-    def _continue(self, chunk: bytes, position: int) -> Generator[Record, None, int]:
+    def _continue(self, data: bytes, position: int, end: int) -> Generator[Record, None, int]:
         """Feed the open traceback from ``position``; the position behind what it took."""
-        while self._open is not None and position < len(chunk):
-            end = chunk.find(b"\n", position)
-            for line in self._lines(chunk[position:end]):
+        while self._open is not None and position < end:
+            line_end = data.find(b"\n", position)
+            for line in self._lines(data[position:line_end]):
                 if line.dated and self._open is not None and self._open.in_frames:
                     # Another process wrote in between; two tracebacks cannot be told apart.
                     if TRACEBACK_HEAD not in line.message:
@@ -271,7 +327,7 @@ class LogReader:
                     found = classify(line.message)
                     if found is not None and found[0].kind is not Kind.TRACEBACK:
                         yield from self._records(line)
-            position = end + 1
+            position = line_end + 1
         return position
 
     def _close(self) -> Iterator[Record]:
@@ -291,6 +347,34 @@ class LogReader:
 
 def _line_start(data: bytes, at: int) -> int:
     return data.rfind(b"\n", 0, at) + 1
+
+
+def _last_line(text: bytes) -> bytes:
+    return text[text.rfind(b"\n") + 1 :]
+
+
+def _kinds(block: bytes) -> set[bytes]:
+    """Its lines without their digits, one of each kind."""
+    return set(block.translate(None, DIGITS).split(b"\n"))
+
+
+def _not_routine(kinds: set[bytes]) -> list[bytes]:
+    return [kind for kind in kinds if kind and not ROUTINE_KIND.match(kind)]
+
+
+def _moves_on(kind: bytes) -> bool:
+    return not any(symptom in kind for symptom in SYMPTOMS)
+
+
+def _newest(data: bytes, end: int) -> bytes:
+    """The last of the lines ``data[:end]`` that are not routine, at most KEPT bytes of them."""
+    newest = b""
+    for size in RECENT:
+        begin = max(end - size, 0)
+        newest = ROUTINE_LINE.sub(b"", b"\n" + data[begin:end]).rstrip(b"\n")
+        if len(newest) >= KEPT or begin == 0:
+            break
+    return newest[-KEPT:]
 
 
 def _clean(raw: bytes) -> str:
