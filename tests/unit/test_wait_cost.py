@@ -92,16 +92,16 @@ EXAMPLES = [
 def test_a_line_of_each_pattern_is_found_in_a_flood_of_other_lines() -> None:
     """Also where all digits were taken out, as they are before a flood is searched."""
     met: set[LinePattern] = set()
-    floods = [block(flood(), 2 * BLOCK), block(distinct(), 2 * BLOCK)]
+    floods = [block(flood(), 2 * BLOCK), block(distinct(), 2 * BLOCK), junk(2 * BLOCK) + b"\n"]
     for line in EXAMPLES:
         found = classify(line)
         assert found is not None, line
         met.add(found[0])
         text = re.sub(rb"\d", b"", line.encode())
         assert found[0].anchor in text, line
-        scouts = [s for s, under in patterns.scouted(ANCHORS).items() if found[0].anchor in under]
-        assert len(scouts) == 1
-        assert scouts[0] in text, line
+        (scout,) = [s for s in patterns.scouted(ANCHORS) if found[0].anchor in s.anchors]
+        assert scout.literal in text, line
+        assert scout.rare in scout.literal
         for others in floods:
             (record,) = read(others + f"{STAMP}{line}\n".encode() + others)
             assert record.pattern is found[0], line
@@ -196,6 +196,13 @@ def test_a_log_that_is_spread_over_many_blocks_reads_the_same(name: str, others:
     expected = told(slowly(data), bars=True)
     for size in (None, MEGABYTE, 65536):
         assert told(read(data, size), bars=True) == expected, size
+
+
+def test_a_marker_across_the_end_of_a_block_is_found() -> None:
+    line = f"{STAMP}{READY}\n".encode()
+    for before in range(BLOCK - len(line), BLOCK + 1):
+        (record,) = read(b"x" * (before - 1) + b"\n" + line + b"y" * 100 + b"\n")
+        assert record.message == READY
 
 
 def test_of_a_flood_of_bars_the_newest_counts() -> None:
@@ -294,7 +301,11 @@ def test_a_large_log_costs_a_search_and_no_look_at_its_lines(name: str, size: in
     assert record.pattern.kind is Kind.READY
 
 
-def test_a_flood_is_searched_once_for_all_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "share"), [("flood", 100), ("binary", 2)])
+def test_what_need_not_be_searched_is_not(
+    name: str, share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flood is searched once for all its lines, and bytes that are no text not at all."""
     searched: list[int] = []
     search = LogReader._anchors_in
 
@@ -303,11 +314,11 @@ def test_a_flood_is_searched_once_for_all_its_lines(monkeypatch: pytest.MonkeyPa
         return search(self, text, begin, end)
 
     monkeypatch.setattr(LogReader, "_anchors_in", counted)
-    data = block(flood(), 4 * MEGABYTE)
     instance = LogReader()
-    instance.feed(data)
-    assert instance.take_growth().batches
-    assert sum(searched) < len(data) / 100
+    instance.feed(LOADS[name])
+    growth = instance.take_growth()
+    assert (growth.news, growth.batches) == (True, name == "flood")
+    assert sum(searched) < len(LOADS[name]) / share
 
 
 def test_few_literals_are_looked_for_in_every_block() -> None:

@@ -249,18 +249,32 @@ ANCHORS_AFTER_READY: tuple[bytes, ...] = tuple(
 )
 
 
+@dataclass(frozen=True)
+class Scout:
+    """A literal to look for before its anchors; ``rare`` is the rarest of its bytes."""
+
+    literal: bytes
+    rare: bytes
+    anchors: tuple[bytes, ...]
+
+
 _BARS = frozenset(pattern.anchor for pattern in PATTERNS if pattern.kind is Kind.BAR)
 # Literals that several anchors contain.
 _SHARED = (b" error", b"ailed", b"xit code")
+_RARE = b"|QJZXKVYGUWHq'(=_zjDMFLCBRSxkvw"  # in logs, roughly
 
 
-def scouted(anchors: tuple[bytes, ...]) -> dict[bytes, tuple[bytes, ...]]:
-    """The anchors by the literal to look for first: every line with the one holds the other."""
+def scouted(anchors: tuple[bytes, ...]) -> tuple[Scout, ...]:
+    """What to look for first: every line that holds an anchor holds its scout."""
     found: dict[bytes, tuple[bytes, ...]] = {}
     for anchor in anchors:
-        scout = b"|" if anchor in _BARS else next((s for s in _SHARED if s in anchor), anchor)
-        found[scout] = (*found.get(scout, ()), anchor)
-    return found
+        literal = b"|" if anchor in _BARS else next((s for s in _SHARED if s in anchor), anchor)
+        found[literal] = (*found.get(literal, ()), anchor)
+    return tuple(Scout(literal, _rarest(literal), under) for literal, under in found.items())
+
+
+def _rarest(literal: bytes) -> bytes:
+    return bytes([next((byte for byte in _RARE if byte in literal), literal[-1])])
 
 
 # Of these the newest of a row says all that those before it said.
@@ -285,7 +299,7 @@ def classify(message: str) -> tuple[LinePattern, re.Match[str]] | None:
 # Lines that a healthy server writes all the time: no news and no sign of life, since the access log
 # also records our own health checks. The second form is of lines whose digits were taken out.
 _ROUTINE = rb"(?:Decode batch|Prefill batch|INFO: +[^ \n]+ - \"|Receive: |Finish: )"
-ROUTINE_LINE = re.compile(rb"\n[^\n]{0,80}?\[[\d-]{10} [^\]\n]{8,60}\] " + _ROUTINE + rb"[^\n]*")
+ROUTINE_LINE = re.compile(rb"[^\n]{0,80}?\[[\d-]{10} [^\]\n]{8,60}\] " + _ROUTINE)
 ROUTINE_KIND = re.compile(rb"[^\[{]{0,80}\[-- ::[^\]]{0,50}\] " + _ROUTINE)
 # Lines of `--log-requests`: what users wrote stands in them, and nothing of it is a record.
 USERS_TEXT = re.compile(r"(?:Receive|Finish): ")

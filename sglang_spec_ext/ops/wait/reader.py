@@ -36,10 +36,11 @@ MAX_TRACEBACKS = 200  # per boot; what is behind hundreds of tracebacks explains
 MAX_IN_A_ROW = 400  # bars, kernels and complaints in a row; of more only the newest are read
 LAST_LINES = 12
 KEPT = 4096  # bytes of the newest lines that are not routine
-RECENT = (1 << 13, 1 << 16)  # bytes in which they are looked for: first here, then there
-BLOCK = 1 << 18  # bytes that are searched at a time: they stay in the processor's cache
-SAMPLE = 1 << 13  # bytes of a block that tell whether its lines differ in digits only
+RECENT = 500  # lines among which they are looked for
+BLOCK = 1 << 16  # bytes that are searched at a time: they stay in the processor's cache
+SAMPLE = 1 << 12  # bytes of a block that tell whether its lines differ in digits only
 DIGITS = b"0123456789"
+NO_TEXT = bytes({*range(256)} - {*range(32, 127)} - {10})  # no anchor holds any of these
 
 # What supervisors put before a line, outermost first. Order matters, several can be nested.
 _TRANSPORTS = (
@@ -145,6 +146,7 @@ class LogReader:
         self._anchors = ANCHORS
         self._scouts = scouted(ANCHORS)
         self._growth = Growth()
+        self._unusual = False  # whether this piece holds lines that are not routine
         self._last = b""
 
     def feed(self, data: bytes) -> list[Record]:
@@ -186,16 +188,18 @@ class LogReader:
     def _read(self, data: bytes, end: int) -> Iterator[Record]:
         """The whole lines ``data[:end]``."""
         position = 0
+        self._unusual = self._open is not None
         while position < end:
             if self._open is not None:
                 position = yield from self._continue(data, position, end)
             if position < end:
                 stop = data.find(b"\n", min(position + BLOCK, end - 1)) + 1
                 position = yield from self._read_block(data, position, stop, end)
-        recent = _newest(data, end)
-        self._previous = _last_line(recent) or self._previous
+        if self._unusual:
+            recent = _newest(data, end)
+            self._previous = _last_line(recent) or self._previous
+            self._last = (self._last + recent)[-KEPT:]
         self._hit = (b"", 0)
-        self._last = (self._last + recent)[-KEPT:]
 
     def _read_block(
         self, data: bytes, position: int, stop: int, end: int
@@ -228,27 +232,33 @@ class LogReader:
         all lines of a kind; where every line is another, finding that out would cost more than
         the search.
         """
-        kinds = _kinds(data[begin : min(begin + SAMPLE, end)])
-        news = _not_routine(kinds)
+        sample = data[begin : min(begin + SAMPLE, end)]
+        news = _not_routine(_kinds(sample))
         if sum(map(len, news)) > SAMPLE // 2:
+            self._unusual = True
             self._growth.news |= any(map(_moves_on, news))
             self._growth.batches |= data.find(b"Decode batch", begin, end) >= 0
+            if len(sample.translate(None, NO_TEXT)) < len(sample) * 3 // 4:
+                text = data[begin:end].translate(None, NO_TEXT)  # far less to search
+                return self._anchors_in(text, 0, len(text))
             return self._anchors_in(data, begin, end)
         self.bytes_split += end - begin
         kinds = _kinds(data[begin:end])
         news = _not_routine(kinds)
+        self._unusual |= bool(news)
         self._growth.news |= any(map(_moves_on, news))
         self._growth.batches |= any(b"Decode batch" in kind for kind in kinds)
         text = b"\n".join(news)
         return self._anchors_in(text, 0, len(text))
 
     def _anchors_in(self, text: bytes, begin: int, end: int) -> list[bytes]:
+        # One byte is found at once where it is common, and ruled out at the speed of memory.
         return [
             anchor
-            for scout, anchors in self._scouts.items()
-            if text.find(scout, begin, end) >= 0
-            for anchor in anchors
-            if anchor == scout or text.find(anchor, begin, end) >= 0
+            for scout in self._scouts
+            if text.find(scout.rare, begin, end) >= 0 and text.find(scout.literal, begin, end) >= 0
+            for anchor in scout.anchors
+            if text.find(anchor, begin, end) >= 0
         ]
 
     def _hits(
@@ -368,13 +378,18 @@ def _moves_on(kind: bytes) -> bool:
 
 def _newest(data: bytes, end: int) -> bytes:
     """The last of the lines ``data[:end]`` that are not routine, at most KEPT bytes of them."""
-    newest = b""
-    for size in RECENT:
-        begin = max(end - size, 0)
-        newest = ROUTINE_LINE.sub(b"", b"\n" + data[begin:end]).rstrip(b"\n")
-        if len(newest) >= KEPT or begin == 0:
+    lines: list[bytes] = []
+    size = 0
+    for _ in range(RECENT):
+        if end == 0 or size >= KEPT:
             break
-    return newest[-KEPT:]
+        start = _line_start(data, end - 1)
+        line = data[start:end]
+        if line != b"\n" and not ROUTINE_LINE.match(line):
+            lines.append(line)
+            size += len(line)
+        end = start
+    return b"".join(reversed(lines)).rstrip(b"\n")[-KEPT:]
 
 
 def _clean(raw: bytes) -> str:
