@@ -40,7 +40,6 @@ RECENT = 500  # lines among which they are looked for
 BLOCK = 1 << 16  # bytes that are searched at a time: they stay in the processor's cache
 SAMPLE = 1 << 12  # bytes of a block that tell whether its lines differ in digits only
 DIGITS = b"0123456789"
-NO_TEXT = bytes({*range(256)} - {*range(32, 127)} - {10})  # no anchor holds any of these
 
 # What supervisors put before a line, outermost first. Order matters, several can be nested.
 _TRANSPORTS = (
@@ -232,15 +231,11 @@ class LogReader:
         all lines of a kind; where every line is another, finding that out would cost more than
         the search.
         """
-        sample = data[begin : min(begin + SAMPLE, end)]
-        news = _not_routine(_kinds(sample))
+        news = _not_routine(_kinds(data[begin : min(begin + SAMPLE, end)]))
         if sum(map(len, news)) > SAMPLE // 2:
             self._unusual = True
             self._growth.news |= any(map(_moves_on, news))
             self._growth.batches |= data.find(b"Decode batch", begin, end) >= 0
-            if len(sample.translate(None, NO_TEXT)) < len(sample) * 3 // 4:
-                text = data[begin:end].translate(None, NO_TEXT)  # far less to search
-                return self._anchors_in(text, 0, len(text))
             return self._anchors_in(data, begin, end)
         self.bytes_split += end - begin
         kinds = _kinds(data[begin:end])
