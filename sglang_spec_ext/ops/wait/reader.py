@@ -328,6 +328,7 @@ class LogReader:
                 if self._open is None or line.dated or not self._open.add(line.message):
                     yield from self._close()
                     return position
+                self._unusual = self._growth.news = True
                 if line.message and not line.message[0].isspace():
                     found = classify(line.message)
                     if found is not None and found[0].kind is not Kind.TRACEBACK:
