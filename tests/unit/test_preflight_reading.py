@@ -219,8 +219,9 @@ def fake_sglang(tmp_path: Path) -> dict[str, str]:
 
 
 def test_the_installed_parser_is_asked_without_a_gpu(fake_sglang: dict[str, str]) -> None:
-    table = installed.read_table(sys.executable, fake_sglang)
-    assert table is not None
+    answer = installed.ask(sys.executable, fake_sglang)
+    assert answer is not None and answer.config is None
+    table = answer.table
     assert (table.release, len(table.flags)) == ("0.5.17", 6)
     reading = read_arguments(
         ["--model", "m", "--size", "8", "--many", "a", "b", "--no-both", "--from-plugin", "0.5"],
@@ -237,8 +238,8 @@ def test_the_installed_parser_is_asked_without_a_gpu(fake_sglang: dict[str, str]
 
 def test_an_sglang_that_cannot_be_imported_is_no_answer(tmp_path: Path) -> None:
     (tmp_path / "sglang.py").write_text("raise ImportError('libcudart')")
-    assert installed.read_table(sys.executable, {"PYTHONPATH": str(tmp_path)}) is None
-    assert installed.read_table("/no/such/python", {}) is None
+    assert installed.ask(sys.executable, {"PYTHONPATH": str(tmp_path)}) is None
+    assert installed.ask("/no/such/python", {}) is None
 
 
 def test_the_interpreter_is_the_one_that_would_run(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Print the flags of the SGLang beside this interpreter as JSON. Run as a script, never imported.
 
+With `--config FILE` also the words that its own reader makes of each key of that file.
+
 Runs in the server's own environment, where this package need not be installed, so it uses the
 standard library and SGLang only. The caller hides all GPUs from it.
 """
@@ -52,6 +54,35 @@ def describe(action: argparse.Action) -> dict[str, object]:
     return found
 
 
+def read_config(parser: argparse.ArgumentParser, path: str) -> dict[str, object]:
+    """`{"entries": [[key, words, error, type of the value], ...]}` or `{"error": words}`.
+
+    Empty where this release reads its file in a way that is not known here.
+    """
+    try:
+        try:
+            from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
+        except ImportError:  # before 0.5.19
+            from sglang.srt.server_args_config_parser import ConfigArgumentMerger
+        merger = ConfigArgumentMerger(parser)
+        load, convert = merger._parse_yaml_config, merger._convert_config_to_args
+    except (ImportError, AttributeError, TypeError):
+        return {}
+    try:
+        values = load(path)
+    except Exception as error:  # whatever it is, the server would stop at it
+        return {"error": str(error) or type(error).__name__}
+    entries = []
+    for key, value in values.items():
+        words, problem = [], ""
+        try:
+            words = convert({key: value})
+        except Exception as error:
+            problem = str(error) if isinstance(error, ValueError) else repr(error)
+        entries.append([str(key), words, problem, type(value).__name__])
+    return {"entries": entries}
+
+
 def main() -> None:
     out, noise = sys.stdout, io.StringIO()
     with contextlib.redirect_stdout(noise):
@@ -71,8 +102,11 @@ def main() -> None:
         for action in parser._actions
         if action.option_strings and "--help" not in action.option_strings
     ]
-    json.dump({"version": sglang.__version__, "flags": flags}, (text := io.StringIO()))
-    print(BEGIN, text.getvalue(), END, sep="\n", file=out, flush=True)
+    found: dict[str, object] = {"version": sglang.__version__, "flags": flags}
+    if "--config" in sys.argv:
+        with contextlib.redirect_stdout(noise):
+            found["config"] = read_config(parser, sys.argv[sys.argv.index("--config") + 1])
+    print(BEGIN, json.dumps(found), END, sep="\n", file=out, flush=True)
 
 
 if __name__ == "__main__":

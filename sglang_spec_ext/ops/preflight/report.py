@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -16,10 +17,13 @@ from sglang_spec_ext.ops.wait.masking import mask
 _COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "dim"}
 
 
-def canonical(command: Command, reading: Reading) -> str:
-    """The command as one line with full flag names, known renames applied, secrets masked."""
+def canonical(command: Command, reading: Reading, own: Sequence[str] = ()) -> str:
+    """The command as one line with full flag names, known renames applied, secrets masked.
+
+    What a --config file gives stands there as flags. ``own`` are arguments of the launcher itself.
+    """
     assignments = [f"{name}={shlex.quote(value)}" for name, value in command.environment.items()]
-    words = [*command.launcher]
+    words = [*command.launcher, *own]
     for written in reading.canonical.values():
         words += written
     return mask(" ".join([*assignments, shlex.join(words)]))

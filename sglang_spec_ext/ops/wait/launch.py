@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from sglang_spec_ext.ops.preflight import config_file
 from sglang_spec_ext.ops.wait.probe import reachable
 
 
@@ -69,7 +70,7 @@ def launch(command: Sequence[str], log: Path) -> Launched:
 
 def url_of(command: Sequence[str]) -> str:
     """Where a server started with this command will listen (SGLang's defaults otherwise)."""
-    host, port = "127.0.0.1", "30000"
+    host, port = _of_config(command)
     for place, word in enumerate(command):
         name, equals, value = word.partition("=")
         if not equals:
@@ -81,6 +82,19 @@ def url_of(command: Sequence[str]) -> str:
         elif name == "--port":
             port = value
     return f"http://{host}:{port}"
+
+
+def _of_config(command: Sequence[str]) -> tuple[str, str]:
+    """Host and port as far as a --config file says them, else SGLang's defaults.
+
+    SGLang itself stops at a file that cannot be read, and that is what its log will say.
+    """
+    try:
+        path, _ = config_file.take_out(command)
+        values = {} if path is None else config_file.load(path)
+    except config_file.ConfigError:
+        values = {}
+    return str(values.get("host", "127.0.0.1")), str(values.get("port", "30000"))
 
 
 def _answers(host: str, port: int) -> bool:
