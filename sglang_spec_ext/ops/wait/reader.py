@@ -37,8 +37,8 @@ MAX_IN_A_ROW = 400  # bars, kernels and complaints in a row; of more only the ne
 LAST_LINES = 12
 KEPT = 4096  # bytes of the newest lines that are not routine
 RECENT = 500  # lines among which they are looked for
-BLOCK = 1 << 16  # bytes that are searched at a time: they stay in the processor's cache
-SAMPLE = 1 << 12  # bytes of a block that tell whether its lines differ in digits only
+BLOCK = 1 << 17  # bytes that are searched at a time: they stay in the processor's cache
+SAMPLE = 1 << 11  # bytes of a block that tell whether its lines differ in digits only
 DIGITS = b"0123456789"
 
 # What supervisors put before a line, outermost first. Order matters, several can be nested.
