@@ -518,6 +518,7 @@ def test_exit_codes(serve: Callable[[Answer], str], monkeypatch: pytest.MonkeyPa
     assert run().exit_code == 2
     assert run("--no-such-option").exit_code == 3
     assert run("--patches", "/no/such/folder").exit_code == 3
+    assert run("--url", "http://[::1").exit_code == 3
 
 
 @pytest.mark.usefixtures("clean_box")

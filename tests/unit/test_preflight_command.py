@@ -99,6 +99,31 @@ def test_wrong_options_and_releases_are_usage() -> None:
     assert "older than the oldest" in result.output
 
 
+def test_an_interrupt_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sglang_spec_ext.ops.preflight.command.read_arguments", interrupted)
+    assert check(f"{START} m").exit_code == 130
+
+
+def test_sglang_serve_takes_the_model_as_a_word_and_a_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    def line(command: str, release: str) -> tuple[str, set[str]]:
+        words = ["--sglang-version", release, "--no-host", "--json", "--", *command.split()]
+        found = json.loads(CliRunner().invoke(preflight, words).stdout)
+        return found["command"], {each["id"] for each in found["findings"]}
+
+    assert line("sglang serve m --tp-size 2", "0.5.16") == (
+        "sglang serve --model-path m --tp-size 2", set()
+    )  # fmt: skip
+    assert line("sglang serve m", "0.5.15")[1] == {"stray-word", "missing-flag"}
+    assert line("sglang serve --model-type llm --model-path m", "0.5.23") == (
+        "sglang serve --model-type llm --model-path m", set()
+    )  # fmt: skip
+    assert line("sglang serve --model-type=llm m", "0.5.9")[1] >= {"unknown-flag"}
+    assert "stray-word" in line("python -m sglang.launch_server m", "0.5.23")[1]
+
+
 def test_the_report_ends_with_the_canonical_command() -> None:
     line = (
         "HF_TOKEN=x python -m sglang.launch_server --model m --num-draft-tokens 4 --api-key abc "
@@ -110,6 +135,7 @@ def test_the_report_ends_with_the_canonical_command() -> None:
         "*** --served-model-name my_model"
     )
     assert "abc" not in result.output
+    assert "HF_TOKEN=***" in result.output
     assert "judged by recorded from the wheel of SGLang 0.5.23" in result.output
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -15,9 +17,13 @@ from typing import Any
 
 import psutil
 import pytest
+from click.testing import CliRunner
 from wait_logs import NINJA, READY, SIGQUIT, UNRECOGNIZED, LogWriter, boot_new, until
 
+from sglang_spec_ext.ops.wait.command import wait
+
 FAKE = Path(__file__).parents[1] / "fakes" / "fake_sglang.py"
+SESSION = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
 RUN = "from sglang_spec_ext.ops.wait.command import wait; wait(prog_name='sglang-spec-ext wait')"
 
 
@@ -225,6 +231,27 @@ def test_a_log_from_a_pipe(bench: Bench) -> None:
     assert answer["ranks"] == 2
 
 
+def test_a_log_that_the_shell_makes_of_a_command(bench: Bench) -> None:
+    """`--log <(docker logs -f NAME 2>&1)`: a path that is a pipe and cannot be sought in."""
+    command = bench.command(*boot(), {"health": 200}, {"hang": True})
+    os.mkfifo(bench.folder / "fifo")
+    with open(os.open(bench.folder / "fifo", os.O_RDWR), "wb") as both_ends:
+        bench.started.append(subprocess.Popen(command, stdout=both_ends, stderr=both_ends))
+        code, answer, shown = bench.wait("--url", bench.url, "--log", "fifo")
+    assert code == 0, shown
+    assert answer["ranks"] == 2
+
+
+def test_a_log_that_this_user_may_not_read_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "log").write_text("x")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    result = CliRunner().invoke(wait, ["--log", str(tmp_path / "log")])
+    assert result.exit_code == 2
+    assert "may not be read by this user" in result.output
+
+
 def test_a_pipe_that_ends_tells_what_it_said_last(bench: Bench) -> None:
     command = bench.command({"write": UNRECOGNIZED}, {"exit": 2})
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -252,6 +279,42 @@ def test_launch_starts_a_detached_server_and_waits(bench: Bench) -> None:
         code, _, shown = bench.wait("--launch", "--log", "other.log", "--", *command)
         assert code == 2
         assert "already listens" in shown
+    finally:
+        for child in [*server.children(recursive=True), server]:
+            child.kill()
+
+
+def test_a_launched_server_survives_the_end_of_its_ssh_session(bench: Bench) -> None:
+    """The terminal goes away: `wait`, which is its session's leader, gets the hang-up."""
+    command = bench.command(*boot("Memory pool"), {"hang": True})
+    terminal, end = pty.openpty()
+    words = ["--launch", "--", *command, "--outlive-parent"]
+    waiter = subprocess.Popen(
+        [sys.executable, "-c", SESSION + RUN, *words], stdin=end, stdout=end, stderr=end,
+        cwd=bench.folder, env=os.environ | {"XDG_STATE_HOME": str(bench.folder), "TERM": "xterm"},
+        start_new_session=True,
+    )  # fmt: skip
+    bench.started.append(waiter)
+    os.close(end)
+    pid_file = bench.folder / "sglang-server.log.pid"
+    deadline = time.monotonic() + 60
+    while not (pid_file.exists() and pid_file.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+        os.set_blocking(terminal, False)
+        with contextlib.suppress(BlockingIOError):
+            os.read(terminal, 65536)
+    server = psutil.Process(int(pid_file.read_text()))
+    try:
+        time.sleep(1)
+        os.close(terminal)
+        assert waiter.wait(timeout=30) == -signal.SIGHUP
+        time.sleep(1)
+        assert server.is_running() and server.status() != psutil.STATUS_ZOMBIE
+        log = bench.folder / "sglang-server.log"
+        code, answer, shown = bench.wait(
+            "--pid", str(server.pid), "--log", str(log), "--timeout", "2"
+        )
+        assert (code, answer["phase"]) == (4, "memory pool"), shown
     finally:
         for child in [*server.children(recursive=True), server]:
             child.kill()
@@ -287,6 +350,9 @@ def test_ctrl_c_leaves_the_server_alone(bench: Bench) -> None:
         (["--launch", "--", "no-such-program-here"], "no such program"),
         (["--log", "."], "is a folder"),
         (["--url", "x", "--timeout", "-1"], "--timeout"),
+        (["--url", "http://[::1"], "is no address of a server"),
+        (["--url", "ftp://x"], "is no address of a server"),
+        (["--launch", "--", "python", "--port", "many"], "is no address of a server"),
     ],
 )
 def test_bad_arguments_exit_2_and_name_the_fix(bench: Bench, words: list[str], fix: str) -> None:

@@ -174,6 +174,33 @@ def test_addresses_that_can_be_connected_to(url: str, connected: str) -> None:
     assert reachable(url) == connected
 
 
+@pytest.mark.parametrize("url", ["", "http://", "http://[::1", "http://h:99999", "ftp://h", "h:x"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="is no address of a server, as http://127"):
+        reachable(url)
+
+
+def test_a_launch_on_no_port_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=r"--host and --port: 'http://127\.0\.0\.1:many' is no"):
+        launch([sys.executable, "--port", "many"], tmp_path / "log")
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_log_that_may_not_be_opened_yet_is_not_there_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    path = tmp_path / "log"
+    path.write_bytes(b"one\n")
+    log = LogFile(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refuse)
+        assert new(log) == b""
+    assert new(log) == b"one\n"
+
+
 def test_a_stale_pid_file_does_not_stop_a_launch(tmp_path: Path) -> None:
     log = tmp_path / "log"
     (tmp_path / "log.pid").write_text(f"{os.getpid()}\n")
@@ -206,6 +233,9 @@ def test_a_process_that_does_not_exist_is_gone() -> None:
         ("--admin-api-key=abc", "--admin-api-key=***"),
         ("api_key='abc', host='x'", "api_key='***', host='x'"),
         ("'api_key': None", "'api_key': None"),
+        ("HF_TOKEN=abc python -m x", "HF_TOKEN=*** python -m x"),
+        ("AWS_SECRET_ACCESS_KEY='a' W_API_KEY=c", "AWS_SECRET_ACCESS_KEY='***' W_API_KEY=***"),
+        ("TOKENIZERS_PARALLELISM=false MAX_TOKENS=5", "TOKENIZERS_PARALLELISM=false MAX_TOKENS=5"),
         ("use hf_abcdefghijklmnopqrstuvwxyz now", "use *** now"),
         ("--max-total-tokens 8192", "--max-total-tokens 8192"),
         ("max_total_num_tokens=914573", "max_total_num_tokens=914573"),

@@ -13,7 +13,7 @@ from sglang_spec_ext.ops.check_draft.finding import Finding, Severity, exit_code
 from sglang_spec_ext.ops.doctor import installed, problems, server
 from sglang_spec_ext.ops.doctor.facts import Facts
 from sglang_spec_ext.ops.doctor.report import as_json, print_page
-from sglang_spec_ext.ops.preflight.command import Command
+from sglang_spec_ext.ops.preflight.command import Command, WrongUsage
 
 
 @click.command(
@@ -47,12 +47,15 @@ def doctor(
         1  warnings
         2  errors, a server that does not answer among them
         3  wrong usage of this command
+      130  interrupted
     """
     findings: list[Finding] = []
     running = None
     if url is not None:
         try:
             running = server.ask(url, api_key)
+        except ValueError as error:
+            raise WrongUsage(str(error), context) from error
         except server.NoAnswer as error:
             findings.append(Finding("no-answer", Severity.ERROR, str(error)))
     facts = Facts(installed.look(patches or installed.default_patches()), os.environ, running)

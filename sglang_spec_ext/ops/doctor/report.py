@@ -15,12 +15,10 @@ from sglang_spec_ext import __version__
 from sglang_spec_ext.ops.check_draft.finding import Finding, Severity, exit_code
 from sglang_spec_ext.ops.doctor.facts import Facts
 from sglang_spec_ext.ops.doctor.server import Server
-from sglang_spec_ext.ops.wait.masking import mask
+from sglang_spec_ext.ops.wait.masking import SECRET_NAME, mask
 
 _COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "dim"}
 _VARIABLES = re.compile(r"(SGLANG_|SGL_|NCCL_|CUDA_|HIP_|TORCH|FLASHINFER_|HF_HUB_OFFLINE)")
-# SGLang counts TOKENS and has a TOKENIZER: those are no secrets
-_SECRET_NAME = re.compile(r"key|token(?!s|izer)|passw|secret|credential|auth", re.I)
 LABEL = 18  # columns
 
 
@@ -149,7 +147,7 @@ def as_json(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables that SGLang and its libraries read, the values of secret ones masked."""
     return {
-        name: "***" if _SECRET_NAME.search(name) else value
+        name: "***" if SECRET_NAME.search(name) else value
         for name, value in sorted(environment.items())
         if _VARIABLES.match(name)
     }

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import click
 from rich.console import Console
@@ -23,22 +24,29 @@ from sglang_spec_ext.ops.preflight.report import as_json, canonical, print_repor
 from sglang_spec_ext.ops.preflight.setup import Setup, local_config
 
 WRONG_USAGE = 3
+INTERRUPTED = 130
 
 
-class _WrongUsage(click.UsageError):
+class WrongUsage(click.UsageError):
     """2 is taken by "errors were found"."""
 
     exit_code = WRONG_USAGE
 
 
 class Command(click.Command):
-    """Leaves 2 to the findings."""
+    """Leaves 1 and 2 to the findings."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            raise _WrongUsage(error.format_message(), ctx) from error
+            raise WrongUsage(error.format_message(), ctx) from error
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
 
 
 @click.command(
@@ -78,12 +86,13 @@ def preflight(
         1  warnings
         2  errors
         3  wrong usage of this command
+      130  interrupted
     """
     try:
         parts = split_command(command)
         judge = _judge(parts, sglang_version)
     except (CommandError, ValueError) as error:
-        raise _WrongUsage(str(error), context) from error
+        raise WrongUsage(str(error), context) from error
     table = judge.table
     line_up = serve.served(parts, nearest(table.release)[0])
     reading, read_all = _read(line_up.arguments, judge, serve.is_serve(parts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -107,6 +108,10 @@ def wait(
     if not (url or log_path or pid or launch_):
         raise click.UsageError("say what to wait for: --url, --log, --pid or --launch -- COMMAND")
 
+    try:
+        probe = ServerProbe(url or url_of(command), api_key)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     launched: Launched | None = None
     if launch_:
         if log_path == "-":
@@ -125,7 +130,7 @@ def wait(
     )
     waiter = Waiter(
         boot,
-        ServerProbe(url or url_of(command), api_key),
+        probe,
         log=_log_source(log_path, pid, launched),
         processes=processes,
         history=BootHistory(history_file()),
@@ -173,6 +178,10 @@ def _log_source(
     path = Path(log_path)
     if path.is_dir():
         raise click.UsageError(f"--log {path} is a folder: give the file")
+    if path.exists() and not os.access(path, os.R_OK):
+        raise click.UsageError(f"--log {path} may not be read by this user: use sudo, or its owner")
+    if launched is None and path.is_fifo():  # as the shell makes of <(docker logs -f NAME 2>&1)
+        return LogPipe(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
     if launched is not None:
         return LogFile(path, launched.offset)
     return LogFile(path, _end_of_earlier_boots(path, pid))

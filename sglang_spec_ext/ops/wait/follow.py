@@ -56,7 +56,7 @@ class LogFile:
     def _open(self) -> bool:
         try:
             self._file = self.path.open("rb")
-        except FileNotFoundError:
+        except OSError:  # not there yet, or a rotation that has not given it to us yet
             return False
         self._file.seek(self._offset)
         return True

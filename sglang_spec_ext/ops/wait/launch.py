@@ -43,7 +43,10 @@ def launch(command: Sequence[str], log: Path) -> Launched:
             f"the server started with {log} still runs (pid {running}): wait for it with "
             f"`sglang-spec-ext wait --pid {running} --log {log}`, stop it, or choose another --log"
         )
-    address = urlsplit(reachable(url_of(command)))
+    try:
+        address = urlsplit(reachable(url_of(command)))
+    except ValueError as error:
+        raise LaunchError(f"--host and --port: {error}") from error
     if _answers(address.hostname or "127.0.0.1", address.port or 80):
         raise LaunchError(
             f"something already listens on {address.netloc}: find it with `ss -ltnp`, or choose "

@@ -102,8 +102,15 @@ class ServerProbe:
 
 
 def reachable(url: str) -> str:
-    """The URL without a path, with an address that can be connected to."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
+    """The URL without a path, with an address that can be connected to. Raises ValueError."""
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        port_number = parts.port  # may raise, as splitting does
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname or port_number)
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(f"{url!r} is no address of a server, as http://127.0.0.1:30000 would be")
     host, _, port = parts.netloc.rpartition(":") if ":" in parts.netloc else (parts.netloc, "", "")
     host = _EVERYWHERE.get(host, host)
     return f"{parts.scheme}://{host}:{port}" if port else f"{parts.scheme}://{host}"

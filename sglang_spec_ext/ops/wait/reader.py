@@ -44,10 +44,11 @@ DIGITS = b"0123456789"
 # What supervisors put before a line, outermost first. Order matters, several can be nested.
 _TRANSPORTS = (
     re.compile(r"\[pod/[^\]]+\] "),  # kubectl logs --prefix
-    re.compile(r"[\w.-]+ +\| "),  # docker compose
+    re.compile(r"[\w.@-]+ +\| "),  # docker compose, docker service
     re.compile(r"(?P<iso>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?) "),
     re.compile(r"(?:stdout|stderr) [FP] "),  # CRI, behind its time
-    re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d "),  # journald, syslog
+    re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? "),  # journald, syslog
+    re.compile(r"[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \w+ "),  # with-unit
     re.compile(r"[\w.-]+ [\w.@/-]+\[\d+\]: "),  # host and unit, behind the time
     re.compile(r"\((?:\w+ )?pid=\d+(?:, ip=[\d.]+)?\) "),  # Ray
 )
