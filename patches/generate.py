@@ -6,18 +6,26 @@
     python patches/generate.py --check              exit 1 if what lies there is not what we'd write
 
 `source/series` orders the concerns. `source/<concern>.py` holds data and imports nothing of ours:
-WHAT, WHY, UPSTREAM and RETIRE become the header of its diffs, and
+WHAT, WHY, UPSTREAM and RETIRE become the header of its diffs, and one or both of these the diffs:
+
+    SEAMS = ("<touch point>", ...)
+
+names touch points of `sglang_spec_ext/compat`. In each release of `source/releases` that has them,
+the function in use gets a line `@seam` and its file the import of it. Together the concerns name
+all that is hooked there.
 
     EDITS = {"<release>": [{"file": "sglang/...", "anchor": text, "insert_after": text}, ...]}
 
-the diffs: `anchor` is whole lines that occur exactly once in the file as the concerns before this
-one leave it, beside them exactly one of `insert_before`, `insert_after` and `replace`. The output
-depends on nothing but these and the wheel.
+`anchor` is whole lines that occur exactly once in the file as the concerns before this one leave
+it, beside them exactly one of `insert_before`, `insert_after` and `replace`.
+
+The output depends on nothing but these, our contracts and the wheel.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import importlib.util
 import itertools
@@ -36,6 +44,8 @@ from typing import Any, NamedTuple
 PATCHES = Path(__file__).resolve().parent
 CONTEXT = 3
 ACTIONS = ("insert_before", "insert_after", "replace")
+DECORATOR = "seam"
+IMPORT = "from sglang_spec_ext.seams import seam\n"
 
 
 class SourceError(Exception):
@@ -48,7 +58,16 @@ class Concern(NamedTuple):
     why: str
     upstream: str
     retire: str
+    seams: tuple[str, ...]
     edits: dict[str, list[dict[str, str]]]
+
+
+class Place(NamedTuple):
+    """A function or class attribute that gets a seam: touch point, file, name inside the file."""
+
+    name: str
+    path: str
+    qualname: str
 
 
 class Span(NamedTuple):
@@ -70,11 +89,38 @@ def load_concerns(source: Path) -> list[Concern]:
 
 def load_concern(path: Path) -> Concern:
     values = runpy.run_path(str(path))
-    missing = [key for key in ("WHAT", "WHY", "UPSTREAM", "RETIRE", "EDITS") if not values.get(key)]
+    missing = [key for key in ("WHAT", "WHY", "UPSTREAM", "RETIRE") if not values.get(key)]
+    if not (values.get("SEAMS") or values.get("EDITS")):
+        missing.append("SEAMS or EDITS")
     if missing:
         raise SourceError(f"{path} does not define {', '.join(missing)}")
-    fields: list[Any] = [values[key] for key in ("WHAT", "WHY", "UPSTREAM", "RETIRE", "EDITS")]
-    return Concern(path.stem, *fields)
+    fields: list[Any] = [values[key] for key in ("WHAT", "WHY", "UPSTREAM", "RETIRE")]
+    return Concern(path.stem, *fields, values.get("SEAMS", ()), values.get("EDITS", {}))
+
+
+def load_releases(source: Path) -> list[str]:
+    """Those that get the seams; none where there is no such list."""
+    path = source / "releases"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def find_places(archive: zipfile.ZipFile, concerns: list[Concern]) -> list[Place]:
+    """What the plugin hooks in this wheel. Raises SourceError unless each is in one concern."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from sglang_spec_ext.compat import workers
+
+    with tempfile.TemporaryDirectory() as site:
+        archive.extractall(site, [n for n in archive.namelist() if n.endswith(".py")])
+        points = workers.hooked(Path(site))
+    known = {point.name for contract in workers.CONTRACTS for point in contract.points}
+    named = [name for concern in concerns for name in concern.seams]
+    for name in dict.fromkeys([*named, *(point.name for point in points)]):
+        if name not in known:
+            raise SourceError(f"there is no touch point {name}")
+        if named.count(name) != 1:
+            raise SourceError(f"touch point {name} is in {named.count(name)} concerns, not in one")
+    return [Place(p.name, p.module.replace(".", "/") + ".py", p.qualname) for p in points]
 
 
 def find_wheel(release: str, folder: Path) -> Path:
@@ -127,6 +173,60 @@ def locate(text: str, edit: dict[str, str], where: str) -> Span:
     return Span(start, end, lines)
 
 
+def seam_spans(text: str, qualnames: list[str]) -> list[Span]:
+    """The spans that put seams on these functions and class attributes, and import the decorator.
+
+    A seam wraps what a hook would: it goes above all decorators but those of descriptors.
+    """
+    tree = ast.parse(text)
+    lines = lines_of(text)
+    spans = [] if IMPORT in lines else [_import_span(tree)]
+    for qualname in qualnames:
+        node = _definition(tree, qualname)
+        if isinstance(node, ast.AnnAssign):
+            spans.append(_value_span(node, lines))
+            continue
+        above = [d for d in node.decorator_list if ast.unparse(d) not in DESCRIPTORS]
+        at = (above[0] if above else node).lineno - 1
+        spans.append(Span(at, at, [f"{' ' * node.col_offset}@{DECORATOR}\n"]))
+    return spans
+
+
+DESCRIPTORS = ("staticmethod", "classmethod")
+
+
+def _import_span(tree: ast.Module) -> Span:
+    """Beside SGLang's imports of itself, which every file that we touch has."""
+    imports = (node for node in tree.body if isinstance(node, ast.ImportFrom))
+    own = next(node for node in imports if (node.module or "").startswith("sglang."))
+    return Span(own.lineno - 1, own.lineno - 1, [IMPORT])
+
+
+def _value_span(node: ast.AnnAssign, lines: list[str]) -> Span:
+    """``name: annotation = value`` with the value in a seam."""
+    value = node.value
+    assert value is not None and value.lineno == value.end_lineno == node.end_lineno
+    line = lines[node.end_lineno - 1].encode()
+    start, end = value.col_offset, value.end_col_offset
+    new = b"%s%s(%s)%s" % (line[:start], DECORATOR.encode(), line[start:end], line[end:])
+    return Span(node.lineno - 1, node.end_lineno, [new.decode()])
+
+
+def _definition(
+    tree: ast.Module, qualname: str
+) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.AnnAssign:
+    body = tree.body
+    *owners, last = qualname.split(".")
+    for owner in owners:
+        body = next(n for n in body if isinstance(n, ast.ClassDef) and n.name == owner).body
+    for node in body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == last:
+            return node
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == last:
+            return node
+    raise SourceError(f"{qualname} has no definition of its own")
+
+
 def apply_spans(lines: list[str], spans: list[Span]) -> list[str]:
     out: list[str] = []
     cursor = 0
@@ -174,11 +274,24 @@ def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def make_diff(concern: Concern, release: str, files: dict[str, str], wheel: zipfile.ZipFile) -> str:
-    """The concern's diff for one release; updates `files` (path -> content) to the result."""
-    by_file: dict[str, list[dict[str, str]]] = {}
-    for edit in concern.edits[release]:
-        by_file.setdefault(edit["file"], []).append(edit)
+def make_diff(
+    concern: Concern,
+    release: str,
+    places: list[Place],
+    files: dict[str, str],
+    wheel: zipfile.ZipFile,
+) -> str | None:
+    """The concern's diff for one release; updates `files` (path -> content) to the result.
+
+    None where the concern has nothing to do in this release.
+    """
+    edits: dict[str, list[dict[str, str]]] = {}
+    for edit in concern.edits.get(release, []):
+        edits.setdefault(edit["file"], []).append(edit)
+    seams: dict[str, list[str]] = {}
+    for place in places:
+        if place.name in concern.seams:
+            seams.setdefault(place.path, []).append(place.qualname)
     header = [
         field("Release", release),
         field("What", concern.what),
@@ -187,14 +300,17 @@ def make_diff(concern: Concern, release: str, files: dict[str, str], wheel: zipf
         field("Retire", concern.retire),
     ]
     body: list[str] = []
-    for path in sorted(by_file):
+    for path in sorted({*edits, *seams}):
         where = f"{concern.name}, {release}, {path}"
         if path not in files:
             if path not in wheel.namelist():
                 raise SourceError(f"{where}: not in the wheel")
             files[path] = wheel.read(path).decode()
         before = files[path]
-        spans = sorted(locate(before, edit, where) for edit in by_file[path])
+        spans = [locate(before, edit, where) for edit in edits.get(path, [])]
+        if path in seams:
+            spans += seam_spans(before, seams[path])
+        spans.sort()
         # Two insertions at one line would depend on the order of their texts.
         if any(a.end > b.start or a[:2] == b[:2] for a, b in itertools.pairwise(spans)):
             raise SourceError(f"{where}: two edits overlap")
@@ -206,18 +322,24 @@ def make_diff(concern: Concern, release: str, files: dict[str, str], wheel: zipf
         header += [f"Before: sha256:{sha256(before)} {path}"]
         header += [f"After: sha256:{sha256(after)} {path}"]
         body += [f"--- a/{path}\n", f"+++ b/{path}\n", *hunks(lines, spans)]
-    return "\n".join(header) + "\n\n" + "".join(body)
+    return "\n".join(header) + "\n\n" + "".join(body) if body else None
 
 
-def make_release(release: str, concerns: list[Concern], wheel: Path) -> dict[str, str]:
+def make_release(
+    release: str, concerns: list[Concern], wheel: Path, *, seams: bool
+) -> dict[str, str]:
     """File name -> content of patches/<release>/."""
     with zipfile.ZipFile(wheel) as archive:
         if f"sglang-{release}.dist-info/METADATA" not in archive.namelist():
             raise SourceError(f"{wheel} is not the wheel of sglang {release}")
+        places = find_places(archive, concerns) if seams else []
         files: dict[str, str] = {}
-        chosen = [concern for concern in concerns if release in concern.edits]
-        made = {f"{c.name}.diff": make_diff(c, release, files, archive) for c in chosen}
-    made["series"] = "".join(f"{concern.name}.diff\n" for concern in chosen)
+        made = {}
+        for concern in concerns:
+            diff = make_diff(concern, release, places, files, archive)
+            if diff is not None:
+                made[f"{concern.name}.diff"] = diff
+    made["series"] = "".join(f"{name}\n" for name in made)
     return made
 
 
@@ -258,7 +380,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def generate(args: argparse.Namespace) -> int:
     concerns = load_concerns(args.patches / "source")
-    known = sorted({release for concern in concerns for release in concern.edits})
+    seamed = load_releases(args.patches / "source")
+    known = sorted({*seamed, *(release for concern in concerns for release in concern.edits)})
     unknown = set(args.release or []) - set(known)
     if unknown:
         raise SourceError(f"no concern has edits for {', '.join(sorted(unknown))}")
@@ -272,7 +395,8 @@ def generate(args: argparse.Namespace) -> int:
         wheels = args.wheels or Path(temporary)
         wheels.mkdir(parents=True, exist_ok=True)
         for release in args.release or known:
-            made = make_release(release, concerns, args.wheel or find_wheel(release, wheels))
+            wheel = args.wheel or find_wheel(release, wheels)
+            made = make_release(release, concerns, wheel, seams=release in seamed)
             folder = args.patches / release
             if not folder.is_dir() or read_folder(folder) != made:
                 different.append(folder)

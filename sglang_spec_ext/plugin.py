@@ -77,7 +77,7 @@ def verify_bound() -> list[str]:
     """Targets that should be bound in this process and are not."""
     settings, drafting = args.from_worker_env(), args.drafting_from_worker_env()
     if settings is None and drafting is None:
-        return _unbound_argument_seam()
+        return hooks.unbound(_argument_hooks())
     missing = hooks.unbound(_scheduler_hooks()) if settings is not None else []
     if drafting is not None:
         missing += hooks.unbound(_drafting_hooks(drafting))
@@ -91,16 +91,7 @@ def _bind_argument_seam(only_in: str | None) -> list[str]:
     problems = contracts.check(points=ARGUMENT_SEAM)
     if problems:
         return problems
-    asked = _within(_argument_hooks(), only_in)
-    hooks.bind(asked)
-    if only_in is not None:
-        return hooks.unbound(asked)
-    from sglang.srt.entrypoints.engine import Engine
-
-    # a class attribute, which the hook registry cannot wrap
-    if not isinstance(Engine.__dict__["server_args_class"], _ServerArgsFactory):
-        Engine.server_args_class = _ServerArgsFactory(Engine.server_args_class)
-    return _unbound_argument_seam()
+    return hooks.bind(_within(_argument_hooks(), only_in))
 
 
 _Hooks = dict[TouchPoint, hooks.Hook]
@@ -111,18 +102,13 @@ def _within(asked: _Hooks, module: str | None) -> _Hooks:
     return {point: hook for point, hook in asked.items() if module in (None, point.module)}
 
 
-def _argument_hooks() -> dict[TouchPoint, hooks.Hook]:
-    add, from_cli, _ = ARGUMENT_SEAM
-    return {add: _add_cli_args, from_cli: _from_cli_args}
-
-
-def _unbound_argument_seam() -> list[str]:
-    from sglang.srt.entrypoints.engine import Engine
-
-    missing = hooks.unbound(_argument_hooks())
-    if not isinstance(Engine.__dict__["server_args_class"], _ServerArgsFactory):
-        missing.append(ARGUMENT_SEAM[-1].target)
-    return missing
+def _argument_hooks() -> _Hooks:
+    functions: dict[str, hooks.Hook] = {
+        "add_cli_args": _add_cli_args,
+        "from_cli_args": _from_cli_args,
+        "server_args_class": _from_keywords,
+    }
+    return {point: functions[point.name] for point in ARGUMENT_SEAM}
 
 
 def _add_cli_args(
@@ -147,19 +133,11 @@ def _from_cli_args(
         return _construct(settings, lambda: original(cls, namespace, *rest))
 
 
-class _ServerArgsFactory:
-    """Stands in for ``Engine.server_args_class``: takes our keywords, passes the rest on."""
-
-    def __init__(self, record_class: Any) -> None:
-        self.record_class = record_class
-
-    def __call__(self, **kwargs: Any) -> Any:
-        settings = args.pop_keywords(kwargs)
-        _prepare_drafting(kwargs.get("speculative_algorithm"), kwargs.pop(args.CHECK_KEYWORD, None))
-        return _construct(settings, lambda: self.record_class(**kwargs))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.record_class, name)
+def _from_keywords(record_class: Callable[..., Any], **kwargs: Any) -> Any:
+    """Take our keywords out of ``Engine(**kwargs)``, and pass the rest on."""
+    settings = args.pop_keywords(kwargs)
+    _prepare_drafting(kwargs.get("speculative_algorithm"), kwargs.pop(args.CHECK_KEYWORD, None))
+    return _construct(settings, lambda: record_class(**kwargs))
 
 
 _under_construction: Settings | None = None

@@ -59,7 +59,7 @@ class Bootstrap:
 
         def execute_and_register(module: ModuleType) -> None:
             execute(module)
-            _register(name)
+            _register_after(name)
 
         # on the instance: the module keeps its ordinary loader, so source and tracebacks work
         spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
@@ -70,7 +70,10 @@ def install() -> None:
     """Put the finder in place, once, unless it is switched off."""
     if os.environ.get(SWITCH) == "0":
         if os.environ.get(_DOOR):
-            _say(f"{_DOOR} is set and {SWITCH}=0 too; without a plugin system it has no effect")
+            _say(
+                f"{_DOOR} is set and {SWITCH}=0 too; without a plugin system and without the diffs "
+                "of patches/ it has no effect"
+            )
         return
     if not installed():
         sys.meta_path.insert(0, Bootstrap())
@@ -98,14 +101,26 @@ def _find_behind(
     return None
 
 
-def _register(executed: str) -> None:
-    spawned = any(name in os.environ for name in _SPAWNED)
-    if spawned is not (executed == SCHEDULER):
-        return
+def _register_after(executed: str) -> None:
+    if spawned() is (executed == SCHEDULER):
+        register(SERVER_ARGS if executed == SERVER_ARGS else None)
+
+
+def spawned() -> bool:
+    """Whether a launcher of ours has spawned this process, or one that spawned it."""
+    return any(name in os.environ for name in _SPAWNED)
+
+
+def register(only_in: str | None) -> None:
+    """Load the plugin; what it raises gets out if anything of ours was asked for.
+
+    Args:
+        only_in: as `plugin.register` has it.
+    """
     try:
         from sglang_spec_ext import plugin
 
-        plugin.register(only_in=SERVER_ARGS if executed == SERVER_ARGS else None)
+        plugin.register(only_in=only_in)
     except Exception as error:
         if _asked_for():
             raise
@@ -114,7 +129,7 @@ def _register(executed: str) -> None:
 
 
 def _asked_for() -> bool:
-    return any(name.startswith(_PREFIX) for name in os.environ) or any(
+    return any(name.startswith(_PREFIX) and name != SWITCH for name in os.environ) or any(
         argument.startswith(_FLAGS) for argument in sys.argv
     )
 

@@ -13,13 +13,16 @@ import importlib.util
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = Literal["function", "method", "staticmethod", "classmethod", "attribute", "class"]
 
 # Releases on which the whole test suite has run. Others run when every contract holds.
 TESTED_RELEASES = ("0.5.23",)
 OLDEST_RELEASE, NEWEST_RELEASE = "0.5.12.post1", "0.5.23"
+
+SEAM = "seam"
+"""What the diffs of `patches/` call the decorator of `seams` in SGLang's sources."""
 
 
 @dataclass(frozen=True)
@@ -498,7 +501,7 @@ def gap(point: TouchPoint, site: Path) -> str | None:
     found = _definitions(source).get(point.qualname)
     if found is None:
         return f"{point.target}: not found in {point.module}"
-    kind, parameters = found
+    kind, parameters, _ = found
     if kind != point.kind:
         return f"{point.target}: expected a {point.kind}, found a {kind}"
     names = [name for name, _ in parameters]
@@ -516,33 +519,50 @@ def gap(point: TouchPoint, site: Path) -> str | None:
     return None
 
 
-_Definition = tuple[str, list[tuple[str, bool]]]
+def seamed(point: TouchPoint, site: Path) -> bool:
+    """Whether a diff of `patches/` has put a seam on the touch point in the sources there."""
+    source = site.joinpath(*point.module.split(".")).with_suffix(".py")
+    found = _definitions(source).get(point.qualname) if source.exists() else None
+    return found is not None and found.seamed
+
+
+class _Definition(NamedTuple):
+    """parameters: (name, required)s; seamed: has our decorator, or is an attribute in a seam."""
+
+    kind: str
+    parameters: list[tuple[str, bool]]
+    seamed: bool = False
 
 
 @cache
 def _definitions(source: Path) -> dict[str, _Definition]:
-    """Every function, class, method and class attribute of a file: kind and (name, required)s."""
+    """Every function, class, method and class attribute of a file."""
     found: dict[str, _Definition] = {}
 
     def visit(body: list[ast.stmt], prefix: str) -> None:
         for node in body:
             if isinstance(node, ast.ClassDef):
-                found[prefix + node.name] = ("class", [])
+                found[prefix + node.name] = _Definition("class", [])
                 visit(node.body, prefix + node.name + ".")
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 found.setdefault(prefix + node.name, _function(node, in_class=bool(prefix)))
             elif prefix and isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                found[prefix + node.target.id] = ("attribute", [])
+                in_seam = isinstance(node.value, ast.Call) and _is_seam(node.value.func)
+                found[prefix + node.target.id] = _Definition("attribute", [], in_seam)
             elif prefix and isinstance(node, ast.Assign):
                 for target in node.targets:
                     if isinstance(target, ast.Name):
-                        found[prefix + target.id] = ("attribute", [])
+                        found[prefix + target.id] = _Definition("attribute", [])
             elif isinstance(node, ast.If | ast.Try):
                 visit(node.body, prefix)
                 visit(node.orelse, prefix)
 
     visit(ast.parse(source.read_bytes()).body, "")
     return found
+
+
+def _is_seam(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == SEAM
 
 
 def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, in_class: bool) -> _Definition:
@@ -560,4 +580,4 @@ def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, in_class: bool) -> _
     ]
     if kind in ("method", "classmethod"):
         parameters = parameters[1:]
-    return kind, parameters
+    return _Definition(kind, parameters, SEAM in decorators)

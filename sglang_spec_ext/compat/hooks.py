@@ -1,7 +1,8 @@
 """Bind hooks to touch points, and prove that they are bound.
 
-SGLang's own registry binds them where it has one. It logs what fails and goes on; that is why
-every bind here is checked afterwards.
+Where the diffs of `patches/` are applied, a touch point has a seam, and the hook goes into its
+slot. Elsewhere SGLang's own registry binds it, where there is one. It logs what fails and goes on;
+that is why every bind here is checked afterwards.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from sglang_spec_ext import seams
 from sglang_spec_ext.compat.contracts import TouchPoint
 
 Hook = Callable[..., Any]
@@ -24,7 +26,9 @@ def bind(hooks: Mapping[TouchPoint, Hook]) -> list[str]:
     A hook is called as ``hook(original, *args, **kwargs)``, self or cls first among the args. Safe
     to call twice.
     """
-    missing = {point: hook for point, hook in hooks.items() if not is_bound(point, hook)}
+    missing = {p: h for p, h in hooks.items() if not is_bound(p, h) and not _fill(p, h)}
+    if not missing:
+        return []
     try:
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     except ModuleNotFoundError as error:
@@ -46,6 +50,29 @@ def bind(hooks: Mapping[TouchPoint, Hook]) -> list[str]:
 
 # What the registry has patched once it leaves alone ever after: a second hook comes to nothing.
 _applied: set[str] = set()
+
+
+def _fill(point: TouchPoint, hook: Hook) -> bool:
+    """Put the hook into the touch point's slot, if it has one."""
+    try:
+        found = _resolve(point)
+    except (ImportError, AttributeError):
+        return False
+    slot = seams.slot_of(found)
+    if slot is None and point.kind == "attribute":
+        # of what is no function the registry wraps nothing, so it gets a seam here
+        path, _, name = point.qualname.rpartition(".")
+        seamed = seams.seam(found)
+        setattr(pkgutil.resolve_name(f"{point.module}:{path}"), name, seamed)
+        slot = seams.slot_of(seamed)
+    if slot is None:
+        return False
+    slot.fill(hook)
+    return True
+
+
+def _resolve(point: TouchPoint) -> Any:
+    return pkgutil.resolve_name(f"{point.module}:{point.qualname}")
 
 
 def _wrap(point: TouchPoint, hook: Hook) -> None:
@@ -84,10 +111,12 @@ def unbound(hooks: Mapping[TouchPoint, Hook]) -> list[str]:
 def is_bound(point: TouchPoint, hook: Hook) -> bool:
     """Whether calling the touch point in this process runs ``hook``."""
     try:
-        function = pkgutil.resolve_name(f"{point.module}:{point.qualname}")
+        function = _resolve(point)
     except (ImportError, AttributeError):
         return False
-    return any(layer is hook for layer in _layers(function))
+    slot = seams.slot_of(function)
+    layers = [*(slot.hooks if slot else ()), *_layers(function)]
+    return any(layer is hook for layer in layers)
 
 
 def _layers(function: Any) -> Iterator[Any]:

@@ -143,6 +143,23 @@ def holding(name: str, site: Path | None = None) -> TouchPoint | None:
     return contracts.holding(name, site, contract(site).points)
 
 
+def hooked(site: Path) -> tuple[TouchPoint, ...]:
+    """All that we hook in the sources under ``site``, around each worker whose contract holds."""
+    found: dict[str, TouchPoint] = {}
+    for known in told(site):
+        if not contracts.check(site, known.points):
+            points = ARGUMENT_SEAM + known.launcher + known.scheduler + LOADING
+            for point in contracts.in_use(points, site):
+                found.setdefault(point.target, point)  # workers share most of them
+    return tuple(found.values())
+
+
+def seams(site: Path | None = None) -> dict[str, bool]:
+    """For each target that we hook, whether the diffs of `patches/` have put a seam on it."""
+    site = site or contracts.site_dir()
+    return {} if site is None else {p.target: contracts.seamed(p, site) for p in hooked(site)}
+
+
 def supported() -> str:
     """The releases that can work, for a message."""
     kinds: dict[str, set[str]] = {}

@@ -22,7 +22,7 @@ from sglang_spec_ext.policy import Mode
 FLAG = "--speculative-disable-batch-threshold"
 DOOR = "SGLANG_SPEC_EXT_DISABLE_BATCH_THRESHOLD"
 SETTINGS = Settings(4, 3, 2)
-SEAM = {"add_cli_args", "from_cli_args"}
+SEAM = {"add_cli_args", "from_cli_args", "server_args_class"}
 DRAFTING_LAUNCHER = {"check_server_args", "launch_subprocesses"}
 LAUNCHER_NAMES = {point.name for point in LAUNCHER}
 SCHEDULER_NAMES = {point.name for point in SCHEDULER}
@@ -37,10 +37,6 @@ class Record:
     def __init__(self, **kwargs: Any) -> None:
         type(self).created += 1
         self.kwargs = kwargs
-
-    @classmethod
-    def from_file(cls) -> str:
-        return "from file"
 
 
 class Bindings:
@@ -84,19 +80,6 @@ def bindings(monkeypatch: pytest.MonkeyPatch) -> Bindings:
     return made
 
 
-@pytest.fixture(autouse=True)
-def engine(monkeypatch: pytest.MonkeyPatch) -> type:
-    """SGLang's Engine, the part that we touch."""
-
-    class Engine:
-        server_args_class: Any = Record
-
-    module = ModuleType("sglang.srt.entrypoints.engine")
-    module.Engine = Engine  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    return Engine
-
-
 @pytest.fixture
 def sglang_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.5.99")
@@ -114,11 +97,10 @@ def worker_process(monkeypatch: pytest.MonkeyPatch, settings: Settings, *, sched
 
 
 def test_launcher_without_the_flag_binds_the_argument_seam_only(
-    bindings: Bindings, engine: Any
+    bindings: Bindings,
 ) -> None:
     plugin.register()
     assert bindings.bound.keys() == SEAM
-    assert engine.server_args_class.record_class is Record
     assert plugin.verify_bound() == []
 
 
@@ -131,24 +113,22 @@ def test_launcher_with_the_environment_door_binds_its_hooks_too(
 
 
 def test_scheduler_process_binds_the_scheduler_hooks_only(
-    bindings: Bindings, engine: Any, monkeypatch: pytest.MonkeyPatch
+    bindings: Bindings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker_process(monkeypatch, SETTINGS, scheduler=True)
     monkeypatch.setenv(DOOR, "9")  # inherited from the launcher
     plugin.register()
     assert bindings.bound.keys() == SCHEDULER_NAMES
     assert plugin._worker_settings == SETTINGS
-    assert engine.server_args_class is Record
     assert plugin.verify_bound() == []
 
 
 def test_other_spawned_processes_bind_nothing(
-    bindings: Bindings, engine: Any, monkeypatch: pytest.MonkeyPatch
+    bindings: Bindings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker_process(monkeypatch, SETTINGS, scheduler=False)
     plugin.register()
     assert bindings.calls == []
-    assert engine.server_args_class is Record
 
 
 @pytest.mark.parametrize("contract", workers.CONTRACTS)
@@ -167,15 +147,12 @@ def test_every_touch_point_that_is_hooked_has_a_hook(
         assert all(hook is made()[point] for point, hook in made().items())
 
 
-def test_register_twice_does_no_harm(
-    bindings: Bindings, engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_register_twice_does_no_harm(bindings: Bindings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DOOR, "4")
     plugin.register()
-    once, factory = dict(bindings.bound), engine.server_args_class
+    once = dict(bindings.bound)
     plugin.register()
     assert bindings.bound == once
-    assert engine.server_args_class is factory  # not wrapped again
 
 
 # ------------------------------------------------------------------------ with a draft, any server
@@ -445,21 +422,15 @@ def test_command_line_on_a_release_that_has_moved_exits(bindings: Bindings) -> N
         from_cli(FLAG, "4")
 
 
-def test_the_factory_passes_through() -> None:
-    factory = plugin._ServerArgsFactory(Record)
-    record = factory(model_path="m")
+def test_keywords_that_are_not_ours_pass_through() -> None:
+    record = plugin._from_keywords(Record, model_path="m")
     assert isinstance(record, Record)
     assert record.kwargs == {"model_path": "m"}
     assert args.read_stamp(record) is None
-    assert factory.from_file() == "from file"
-    with pytest.raises(AttributeError):
-        factory.nothing  # noqa: B018
 
 
-def test_the_factory_takes_our_keywords(bindings: Bindings) -> None:
-    record = plugin._ServerArgsFactory(Record)(
-        model_path="m", speculative_disable_batch_threshold=4
-    )
+def test_our_keywords_are_taken_out(bindings: Bindings) -> None:
+    record = plugin._from_keywords(Record, model_path="m", speculative_disable_batch_threshold=4)
     assert record.kwargs == {"model_path": "m"}
     assert args.read_stamp(record) == Settings(4, 4, 4)
     assert bindings.bound.keys() == LAUNCHER_NAMES
@@ -468,7 +439,7 @@ def test_the_factory_takes_our_keywords(bindings: Bindings) -> None:
 def test_a_bad_keyword_is_an_exception_of_the_caller() -> None:
     before = Record.created
     with pytest.raises(SettingsError, match="speculative_disable_batch_threshold -1"):
-        plugin._ServerArgsFactory(Record)(speculative_disable_batch_threshold=-1)
+        plugin._from_keywords(Record, speculative_disable_batch_threshold=-1)
     assert Record.created == before
 
 
@@ -480,9 +451,8 @@ def test_settings_are_known_while_the_record_is_built() -> None:
             super().__init__(**kwargs)
             seen.append(plugin._settings_of(self))
 
-    factory = plugin._ServerArgsFactory(Resolving)
-    factory(speculative_disable_batch_threshold=4)
-    factory()
+    plugin._from_keywords(Resolving, speculative_disable_batch_threshold=4)
+    plugin._from_keywords(Resolving)
     assert seen == [Settings(4, 4, 4), None]
 
 
