@@ -110,10 +110,12 @@ def find_places(archive: zipfile.ZipFile, concerns: list[Concern]) -> list[Place
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from sglang_spec_ext.compat import workers
 
+    contracted = [point for contract in workers.CONTRACTS for point in contract.points]
+    paths = {f"{point.module.replace('.', '/')}.py" for point in contracted}
     with tempfile.TemporaryDirectory() as site:
-        archive.extractall(site, [n for n in archive.namelist() if n.endswith(".py")])
+        archive.extractall(site, paths & set(archive.namelist()))
         points = workers.hooked(Path(site))
-    known = {point.name for contract in workers.CONTRACTS for point in contract.points}
+    known = {point.name for point in contracted}
     named = [name for concern in concerns for name in concern.seams]
     for name in dict.fromkeys([*named, *(point.name for point in points)]):
         if name not in known:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from sglang_spec_ext.compat import contracts, workers
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -195,3 +197,175 @@ def test_wrong_wheel_unknown_release_and_unlisted_concern(
     (sources.folder / "source" / "extra.py").write_text("")
     assert sources.make() == 2
     assert "does not name extra" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------ seams
+
+S = "sglang/srt/server_args.py"
+SEAMLESS = """\
+from __future__ import annotations
+
+import os
+
+from sglang.srt import things
+
+
+class Thing:
+    made: type = dict  # a word
+
+    @staticmethod
+    def static(parser):
+        def method():
+            pass
+
+    @classmethod
+    @other(
+        1,
+    )
+    def made_by(cls):
+        pass
+
+    async def method(self):
+        pass
+
+
+def method():
+    pass
+"""
+SEAMED = """\
+from __future__ import annotations
+
+import os
+
+from sglang_spec_ext.seams import seam
+from sglang.srt import things
+
+
+class Thing:
+    made: type = seam(dict)  # a word
+
+    @staticmethod
+    @seam
+    def static(parser):
+        def method():
+            pass
+
+    @classmethod
+    @seam
+    @other(
+        1,
+    )
+    def made_by(cls):
+        pass
+
+    @seam
+    async def method(self):
+        pass
+
+
+@seam
+def method():
+    pass
+"""
+QUALNAMES = ["method", "Thing.static", "Thing.made", "Thing.method", "Thing.made_by"]
+
+
+def seamed(text: str, qualnames: list[str]) -> str:
+    spans = sorted(generate.seam_spans(text, qualnames))
+    return "".join(generate.apply_spans(generate.lines_of(text), spans))
+
+
+def test_seams_go_where_a_hook_would_wrap() -> None:
+    assert seamed(SEAMLESS, QUALNAMES) == SEAMED
+    # a second concern on the same file finds the import
+    assert seamed(seamed(SEAMLESS, QUALNAMES[:2]), QUALNAMES[2:]) == SEAMED
+
+
+def test_a_seam_needs_a_definition() -> None:
+    for name in ("Thing.gone", "gone"):
+        with pytest.raises(generate.SourceError, match="has no definition of its own"):
+            seamed(SEAMLESS, [name])
+
+
+def test_the_contract_sees_the_seams(tmp_path: Path) -> None:
+    for folder, text, expected in (("before", SEAMLESS, False), ("after", SEAMED, True)):
+        site = tmp_path / folder
+        file = site / "sglang" / "thing.py"
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+        for name, kind in {
+            "method": "function",
+            "Thing.static": "staticmethod",
+            "Thing.made": "attribute",
+            "Thing.method": "method",
+            "Thing.made_by": "classmethod",
+        }.items():
+            point = contracts.TouchPoint(name, "sglang.thing", name, kind, None, "launcher", "")
+            assert contracts.gap(point, site) is None
+            assert contracts.seamed(point, site) is expected
+            assert not contracts.seamed(point, tmp_path / "nowhere")
+
+
+@pytest.fixture
+def seam_sources(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> Sources:
+    """A release in which two functions of one file are hooked."""
+    server_args = "sglang.srt.server_args"
+    points = [
+        contracts.TouchPoint(name, server_args, qualname, "method", None, "launcher", "")
+        for name, qualname in (("add_cli_args", "Thing.method"), ("from_cli_args", "method"))
+    ]
+    monkeypatch.setattr(workers, "hooked", lambda site: tuple(points))
+    with zipfile.ZipFile(sources.wheel, "a") as archive:
+        archive.writestr(S, SEAMLESS)
+    (sources.folder / "source" / "releases").write_text("# these\n9.9.1\n")
+    return sources
+
+
+def write_seams(sources: Sources, **concerns: tuple[str, ...]) -> None:
+    sources.write(**{name: [] for name in concerns})
+    for name, seams in concerns.items():
+        file = sources.folder / "source" / f"{name}.py"
+        file.write_text(file.read_text() + f"SEAMS = {seams!r}\nEDITS = {{}}\n")
+
+
+def test_concerns_name_touch_points(seam_sources: Sources) -> None:
+    # a touch point that this release does not hook is another release's
+    names = {
+        "one": ("from_cli_args", "init_info"),
+        "two": ("add_cli_args",),
+        "none": ("load_model",),
+    }
+    write_seams(seam_sources, **names)
+    assert seam_sources.make() == 0
+    made = seam_sources.folder / "9.9.1"
+    assert (made / "series").read_text() == "one.diff\ntwo.diff\n"
+    patches = tool.load_patch_set(str(made))
+    after = patches.transform(S, SEAMLESS.encode(), 0, 2).decode()
+    assert after == seamed(SEAMLESS, ["Thing.method", "method"])
+
+
+@pytest.mark.parametrize(
+    ("seams", "expected"),
+    [
+        (("add_cli_args",), "touch point from_cli_args is in 0 concerns, not in one"),
+        (("add_cli_args", "from_cli_args", "from_cli_args"), "from_cli_args is in 2 concerns"),
+        (("add_cli_args", "from_cli_args", "add_flags"), "there is no touch point add_flags"),
+    ],
+)
+def test_all_that_is_hooked_is_in_one_concern(
+    seam_sources: Sources,
+    capsys: pytest.CaptureFixture[str],
+    seams: tuple[str, ...],
+    expected: str,
+) -> None:
+    write_seams(seam_sources, one=seams)
+    assert seam_sources.make() == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_a_concern_without_anything_to_do(
+    sources: Sources, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_seams(sources, one=())
+    assert sources.make() == 2
+    assert "one.py does not define SEAMS or EDITS" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The shipped diffs on SGLang's real wheels: apply, compile, revert to the byte."""
+"""The shipped diffs on SGLang's real wheels: apply, compile, hold the contract, revert exactly."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+
+from sglang_spec_ext.compat import contracts, workers
 
 ROOT = Path(__file__).resolve().parents[2]
 PATCHES = ROOT / "patches"
@@ -40,12 +42,12 @@ def wheel_cache() -> Path:
     return cache
 
 
-@pytest.fixture(params=RELEASES)
+@pytest.fixture(scope="module", params=RELEASES)
 def release(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def wheel(release: str, wheel_cache: Path) -> Path:
     try:
         return Path(generate.find_wheel(release, wheel_cache))
@@ -58,6 +60,18 @@ def site(wheel: Path, tmp_path: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def applied(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SGLang's sources with all diffs, to look at."""
+    folder = tmp_path_factory.mktemp("applied")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(
+            folder, [n for n in archive.namelist() if n.endswith((".py", "METADATA"))]
+        )
+    run("apply", folder)
+    return folder
 
 
 def run(command: str, site: Path) -> dict[str, Any]:
@@ -90,6 +104,31 @@ def test_applies_compiles_and_reverts_every_byte(release: str, site: Path) -> No
 
 def test_folder_is_what_the_generator_writes(release: str, wheel: Path) -> None:
     assert generate.main(["--check", "--release", release, "--wheel", str(wheel)]) == 0
+
+
+def test_what_is_hooked_has_a_seam_and_the_contract_still_holds(
+    release: str, applied: Path
+) -> None:
+    site = applied
+    seams = workers.seams(site)
+    assert seams and all(seams.values()), [target for target, seamed in seams.items() if not seamed]
+    assert workers.check(site) == []
+    fitting = [known for known in workers.told(site) if not contracts.check(site, known.points)]
+    hooked = {point.target for point in workers.hooked(site)}
+    for known in fitting:
+        assert release in known.releases
+        assert hooked >= {p.target for p in contracts.in_use(known.launcher, site)}
+        assert hooked >= {p.target for p in contracts.in_use(known.scheduler, site)}
+
+
+def test_without_the_package_importing_sglang_names_both_ways_out(applied: Path) -> None:
+    argv = [sys.executable, "-S", "-c", "import sglang"]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=applied, env={})
+    assert done.returncode == 1
+    sentence = done.stderr.splitlines()[-1]
+    assert sentence.startswith("ImportError: this SGLang is patched to call sglang_spec_ext")
+    assert "pip install sglang-spec-ext" in sentence
+    assert "apply_patches.py revert" in sentence
 
 
 def kimi_methods(site: Path) -> dict[str, Any]:
