@@ -61,6 +61,7 @@ FIRST_RELEASE_WITH_PLUGINS = "0.5.11"
 BOOTSTRAP_FILE = "sglang_spec_ext_bootstrap.pth"
 BOOTSTRAP_MODULE = "sglang_spec_ext.compat.bootstrap"
 BOOTSTRAP_SWITCH = "SGLANG_SPEC_EXT_BOOTSTRAP"
+SEAMS_MODULE = "sglang_spec_ext.seams"
 OLDEST_PYTHON = (3, 10)
 
 STATUSES = ("OK", "WARN", "FAIL", "SKIP")
@@ -541,14 +542,24 @@ def probe_plugin(report: Reporter, entry_point: str | None, site_dir: str | None
         workers = importlib.import_module(f"{PLUGIN_PACKAGE}.compat.workers")
         return {"broken": [str(sentence) for sentence in workers.check(site)]}
 
+    def seams() -> dict[str, Any]:
+        workers = importlib.import_module(f"{PLUGIN_PACKAGE}.compat.workers")
+        return {
+            "seams": {str(target): bool(there) for target, there in workers.seams(site).items()}
+        }
+
     if entry_point is not None:
         report.attempt("entry point", load)
     if report.attempt("touch points", touch_points) and site is not None:
         report.attempt("contract", contract)
+        report.attempt("seams", seams)
 
 
-def probe_hooks(report: Reporter) -> None:
-    """Spawn a process as SGLang spawns its scheduler, and relay what it finds."""
+def probe_hooks(report: Reporter, seamed: bool) -> None:
+    """Spawn a process as SGLang spawns its scheduler, and relay what it finds.
+
+    `seamed`: the diffs of patches/ are applied, whose first seam to be called loads the plugin.
+    """
 
     def settings() -> None:
         args = importlib.import_module(f"{PLUGIN_PACKAGE}.args")
@@ -559,7 +570,7 @@ def probe_hooks(report: Reporter) -> None:
     report.send({"event": "begin", "step": "spawn"})
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    worker = context.Process(target=scheduler_like, args=(sender, report.timeout))
+    worker = context.Process(target=scheduler_like, args=(sender, report.timeout, seamed))
     worker.start()
     sender.close()
     while True:
@@ -579,7 +590,7 @@ def died_of(code: int | None) -> str:
     return f"the spawned process ended with exit code {code}"
 
 
-def scheduler_like(sender: Any, timeout: float) -> None:
+def scheduler_like(sender: Any, timeout: float, seamed: bool) -> None:
     """Runs in the spawned process: what SGLang's scheduler process does before it serves."""
     faulthandler.enable()
     report = Reporter(sender.send, timeout)
@@ -603,11 +614,16 @@ def scheduler_like(sender: Any, timeout: float) -> None:
         importlib.import_module(ENTRY_POINT_GROUP).load_plugins()
         return {"errors": errors}
 
+    def call_seam() -> None:
+        scheduler = "sglang.srt.managers.scheduler"
+        importlib.import_module(SEAMS_MODULE).ensure_registered(scheduler)
+
     def verify_bound() -> dict[str, Any]:
         plugin = importlib.import_module(f"{PLUGIN_PACKAGE}.plugin")
         return {"unbound": [str(name) for name in plugin.verify_bound()]}
 
-    if report.attempt("scheduler", import_scheduler) and report.attempt("load", load_plugins):
+    loaded = report.attempt("scheduler", import_scheduler) and report.attempt("load", load_plugins)
+    if loaded and (not seamed or report.attempt("seam", call_seam)):
         report.attempt("bound", verify_bound)
 
 
@@ -673,6 +689,43 @@ def has_plugin_system(sglang: Package) -> bool:
 def bootstrap_runs() -> bool:
     """Whether our .pth ran at the start of this interpreter, as it does in SGLang's processes."""
     return any(type(finder).__module__ == BOOTSTRAP_MODULE for finder in sys.meta_path)
+
+
+@dataclass
+class Seams:
+    """Where the plugin hooks into this SGLang: with and without a seam of the diffs of patches/."""
+
+    there: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def load_us(self) -> bool:
+        """Whether they alone load the plugin into every process that matters."""
+        return bool(self.there) and not self.missing
+
+    @classmethod
+    def of(cls, run: ProbeRun) -> Seams:
+        found = run.facts("seams").get("seams", {})
+        return cls([t for t, there in found.items() if there], [t for t in found if not found[t]])
+
+
+def not_needed(check: Check, seams: Seams) -> Check:
+    """A way to load the plugin that is closed is none that a patched SGLang needs."""
+    if check.status != "FAIL" or not seams.load_us:
+        return check
+    text = "not in use, and not needed: this SGLang is patched to call the plugin"
+    return Check(check.name, "OK", text, [check.message], check.data)
+
+
+def check_seams(seams: Seams) -> Check:
+    name = "seams"
+    if seams.load_us:
+        text = f"all {len(seams.there)} places are patched to call the plugin"
+        return Check(name, "OK", text, seams.there)
+    total = len(seams.there) + len(seams.missing)
+    text = f"{len(seams.there)} of {total} places are patched to call the plugin, not"
+    text += f" {seams.missing[0]}; apply_patches.py status, then apply or revert all"
+    return Check(name, "WARN", text, seams.missing)
 
 
 def check_plugin_system(sglang: Package) -> Check:
@@ -825,9 +878,9 @@ def no_cuda(cause: str, cuda_visible: bool) -> bool:
     return not cuda_visible and bool(NO_CUDA.search(cause))
 
 
-def check_hooks(cuda: bool, timeout: float) -> Check:
+def check_hooks(cuda: bool, timeout: float, seams: Seams) -> Check:
     name = "hooks"
-    run = run_probe("hooks", timeout)
+    run = run_probe("hooks", timeout, seamed=seams.load_us)
     output = run.output
     cause = run.cause("settings")
     if cause is not None:
@@ -844,6 +897,9 @@ def check_hooks(cuda: bool, timeout: float) -> Check:
     if cause is not None:
         return Check(name, "FAIL", f"load_plugins() in a spawned process: {cause}", output=output)
     errors = run.facts("load")["errors"]
+    cause = run.cause("seam") if seams.load_us else None
+    if cause is not None:
+        return Check(name, "FAIL", f"first call of a seam: {cause}", errors, output=output)
     cause = run.cause("bound")
     unbound = run.facts("bound").get("unbound", [])
     data = {"unbound": unbound, "loader_errors": errors}
@@ -880,24 +936,30 @@ def environment_checks(timeout: float) -> Iterator[Check]:
     plugin = find_package(PLUGIN_PACKAGE, PLUGIN_DIST)
     yield check_package("plugin", plugin, PLUGIN_DIST, f"pip install {PLUGIN_DIST}")
 
+    site_dir = str(sglang.used.parent) if sglang.importable and sglang.used else None
+    value = None
+    modules: list[str] = []
+    seams = Seams()
+    if plugin.importable:
+        entry_point, value = check_entry_point(plugin)
+        run = run_probe("plugin", timeout, entry_point=value, site_dir=site_dir)
+        modules = run.facts("touch points").get("modules", [])
+        seams = Seams.of(run)
+
     loads_plugins = False
     if sglang.importable:
-        check = check_plugin_system(sglang)
+        check = not_needed(check_plugin_system(sglang), seams)
         loads_plugins = check.status == "OK"
         yield check
     else:
         yield Check("plugin system", "SKIP", "there is no SGLang to look into")
 
-    modules: list[str] = []
-    value = None
     if plugin.importable:
-        check, value = check_entry_point(plugin)
-        yield check
-        site_dir = str(sglang.used.parent) if sglang.importable and sglang.used else None
-        run = run_probe("plugin", timeout, entry_point=value, site_dir=site_dir)
+        yield not_needed(entry_point, seams)
         if value is not None:
             yield check_entry_object(run, value)
-        modules = run.facts("touch points").get("modules", [])
+        if seams.there:
+            yield check_seams(seams)
         if site_dir is not None:
             yield check_contract(run, f"SGLang {code_version(Path(site_dir, 'sglang')) or ''}")
         else:
@@ -913,10 +975,10 @@ def environment_checks(timeout: float) -> Iterator[Check]:
 
     if not (sglang.importable and plugin.importable):
         yield Check("hooks", "SKIP", "needs both SGLang and the plugin")
-    elif not loads_plugins or value is None:
-        yield Check("hooks", "SKIP", "SGLang would not load the plugin, see above")
+    elif seams.load_us or (loads_plugins and value is not None):
+        yield check_hooks(cuda, timeout, seams)
     else:
-        yield check_hooks(cuda, timeout)
+        yield Check("hooks", "SKIP", "SGLang would not load the plugin, see above")
 
 
 def release_checks(paths: list[Path], timeout: float) -> Iterator[Check]:

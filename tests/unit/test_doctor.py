@@ -70,6 +70,7 @@ CLEAN = Installed(
         Package("sglang-kernel", "0.4.10", "wheel"),
     ),
     loads_us=True,
+    seams={"ServerArgs.add_cli_args": False, "ModelRunner.load_model": False},
     gaps=(),
     modified=(),
     gone=(),
@@ -117,11 +118,20 @@ BROKEN: dict[str, tuple[str, Facts, Facts]] = {
     ),
     "files-gone": ("error", facts(replace(CLEAN, gone=("sglang/a.py",))), facts()),
     "contract": ("warning", facts(replace(CLEAN, gaps=("x: not found in y",))), facts()),
-    "plugin-invisible": ("warning", facts(replace(CLEAN, loads_us=False)), facts()),
+    "plugin-invisible": (
+        "warning",
+        facts(replace(CLEAN, loads_us=False)),
+        facts(replace(CLEAN, loads_us=False, seams=dict.fromkeys(CLEAN.seams, True))),
+    ),
     "plugin-left-out": (
         "error",
         facts(environment={"SGLANG_PLUGINS": "other"}),
         facts(environment={"SGLANG_PLUGINS": "other, spec_ext"}),
+    ),
+    "patched-partly": (
+        "warning",
+        facts(replace(CLEAN, seams=CLEAN.seams | {"ModelRunner.load_model": True})),
+        facts(replace(CLEAN, seams=dict.fromkeys(CLEAN.seams, True))),
     ),
     "hooks-lost": ("error", facts(there=with_state(unbound=["a.b"])), facts(there=running())),
     "plugin-partly": (
@@ -232,6 +242,14 @@ def test_a_problem_is_found_and_its_clean_twin_is_not(problem: str) -> None:
     assert problem not in ids(clean)
 
 
+def test_a_patched_sglang_needs_no_plugin_loader() -> None:
+    partly = replace(CLEAN, seams=CLEAN.seams | {"ModelRunner.load_model": True})
+    whole = replace(CLEAN, seams=dict.fromkeys(CLEAN.seams, True))
+    hidden = {"SGLANG_PLUGINS": "other"}
+    assert ids(facts(whole, environment=hidden)) == {}
+    assert "plugin-left-out" in ids(facts(partly, environment=hidden))
+
+
 def test_every_row_has_a_case() -> None:
     assert {problem.id for problem in problems.PROBLEMS} <= set(BROKEN)
     assert len({problem.id for problem in problems.PROBLEMS}) == len(problems.PROBLEMS)
@@ -310,6 +328,10 @@ def test_changed_files_are_told_by_their_patch() -> None:
     patched = Modified("sglang/srt/models/kimi_k25.py", "0.5.9/kimi_k25")
     changed = replace(CLEAN, modified=(patched, Modified("sglang/a.py", "")))
     assert "sglang files      changed: 1 by 0.5.9/kimi_k25, 1 by unknown" in page(facts(changed))
+    seams = CLEAN.seams | {"ModelRunner.load_model": True}
+    assert "visible to SGLang, called by patches in 1 of 2 places, contract holds" in page(
+        facts(replace(CLEAN, seams=seams))
+    )
     assert "cannot be compared" in page(facts(replace(CLEAN, modified=None)))
 
 

@@ -80,6 +80,15 @@ def source(module, site):
 def check(site):
     text = source("sglang.srt.worker", site).read_text()
     return [] if "class Worker" in text else ["Worker is gone", "Worker.run is gone"]
+def seams(site):
+    return {"Scheduler.run": False, "Scheduler.stop": False}
+"""
+
+FAKE_SEAMS = """
+def ensure_registered(module):
+    assert module == "sglang.srt.managers.scheduler"
+    from sglang_spec_ext import plugin
+    plugin.register()
 """
 
 FAKE_TORCH = """
@@ -152,6 +161,13 @@ class Box:
         (metadata / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
         (metadata / "RECORD").write_text("".join(f"{file},,\n" for file in files))
         return metadata
+
+    def patch(self, *, all_of_it: bool = True) -> None:
+        """Apply the diffs of patches/, so to say: their seams call the plugin."""
+        found = {"Scheduler.run": True, "Scheduler.stop": all_of_it}
+        text = FAKE_WORKERS + f"def seams(site):\n    return {found}\n"
+        self.write("sglang_spec_ext/compat/workers.py", text)
+        self.write("sglang_spec_ext/seams.py", FAKE_SEAMS)
 
     def remove(self, name: str) -> None:
         subprocess.run(["rm", "-r", str(self.site / name)], check=True)
@@ -655,6 +671,51 @@ def test_no_cuda_libraries_where_cuda_is_visible_is_a_failure(box: Box) -> None:
     status, message = box.check().one("modules")
     assert status == "FAIL"
     assert message.startswith("sglang.srt.worker: libcuda.so.1: cannot open")
+
+
+# -------------------------------------------------------------------------------------- seams
+
+
+def test_patched_and_every_other_way_closed(box: Box) -> None:
+    box.patch()
+    box.env["SGLANG_PLUGINS"] = "other"
+    box.remove("sglang/srt/plugins")
+    report = box.check()
+    for name in ("plugin system", "entry point"):
+        status, message = report.one(name)
+        assert (status, "this SGLang is patched" in message) == ("OK", True)
+    assert report.one("seams") == ("OK", "all 2 places are patched to call the plugin")
+    assert report.one("hooks") == ("OK", "all bound in a spawned, scheduler-like process")
+    assert report.status("sglang") == "WARN"  # its plugin system was taken away above
+    assert report.code == 4
+
+
+def test_patched_and_loaded_as_a_plugin_too(box: Box) -> None:
+    box.patch()
+    report = box.check()
+    assert report.code == 0
+    assert report.one("entry point")[1].startswith("spec_ext = ")
+
+
+def test_patched_in_part_opens_no_way(box: Box) -> None:
+    box.patch(all_of_it=False)
+    box.env["SGLANG_PLUGINS"] = "other"
+    report = box.check()
+    status, message = report.one("seams")
+    assert status == "WARN"
+    assert "1 of 2 places are patched to call the plugin, not Scheduler.stop" in message
+    assert report.status("entry point") == "FAIL"
+    assert report.status("hooks") == "SKIP"
+
+
+def test_seam_that_fails(box: Box) -> None:
+    box.patch()
+    box.env["SGLANG_PLUGINS"] = "other"
+    text = FAKE_PLUGIN.replace("scheduler.hooked = True", "raise ValueError('moved away')")
+    box.write("sglang_spec_ext/plugin.py", text)
+    status, message = box.check().one("hooks")
+    assert status == "FAIL"
+    assert message.startswith("first call of a seam: ValueError: moved away")
 
 
 # -------------------------------------------------------------------------------------- hooks

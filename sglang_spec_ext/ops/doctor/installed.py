@@ -59,6 +59,7 @@ class Installed:
     Attributes:
         packages: those of PACKAGES that are here.
         loads_us: whether SGLang's plugin loader can see our entry point.
+        seams: for each place that the plugin hooks, whether a diff of `patches/` calls the plugin.
         gaps: what the plugin needs and this SGLang lacks, in sentences.
         modified: files of SGLang that differ from its wheel; None where that cannot be told.
         gone: files of its wheel that are not there any more.
@@ -69,10 +70,16 @@ class Installed:
     system: str
     packages: tuple[Package, ...]
     loads_us: bool
+    seams: Mapping[str, bool]
     gaps: tuple[str, ...]
     modified: tuple[Modified, ...] | None
     gone: tuple[str, ...]
     gpus: tuple[str, ...]
+
+    @property
+    def patched(self) -> bool:
+        """Whether the diffs of `patches/` alone load the plugin wherever it has to be."""
+        return bool(self.seams) and all(self.seams.values())
 
     def version(self, *names: str) -> str | None:
         """The version of the first of these distributions that is here."""
@@ -90,6 +97,7 @@ def look(patches: Path | None) -> Installed:
         loads_us=any(
             point.name == ENTRY_POINT[1] for point in metadata.entry_points(group=ENTRY_POINT[0])
         ),
+        seams=workers.seams(),
         gaps=tuple(workers.check()) if has_sglang else (),
         **_files(known_patches(patches)),
         gpus=tuple(_gpus()),

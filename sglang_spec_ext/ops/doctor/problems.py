@@ -67,7 +67,8 @@ def _untested(facts: Facts) -> str | None:
 
 
 def _invisible(facts: Facts) -> str | None:
-    if facts.installed.loads_us or not facts.installed.version("sglang"):
+    here = facts.installed
+    if here.loads_us or here.patched or not here.version("sglang"):
         return None
     return f"SGLang cannot see the plugin: no entry point {ENTRY_POINT[1]} in {ENTRY_POINT[0]}"
 
@@ -75,9 +76,17 @@ def _invisible(facts: Facts) -> str | None:
 def _left_out(facts: Facts) -> str | None:
     allowed = facts.environment.get("SGLANG_PLUGINS", "")
     names = [name.strip() for name in allowed.split(",") if name.strip()]
-    if not names or ENTRY_POINT[1] in names:
+    if not names or ENTRY_POINT[1] in names or facts.installed.patched:
         return None
     return f"SGLANG_PLUGINS={allowed} keeps SGLang from loading the plugin"
+
+
+def _patched_partly(facts: Facts) -> str | None:
+    seams = facts.installed.seams
+    missing = [target for target, there in seams.items() if not there]
+    if not missing or len(missing) == len(seams):
+        return None
+    return f"{len(missing)} of {len(seams)} places lack their patch, first: {missing[0]}"
 
 
 def _changed_by_others(facts: Facts) -> str | None:
@@ -204,6 +213,9 @@ PROBLEMS = (
     Problem("plugin-invisible", WARNING, _invisible, f"pip install {PLUGIN} in this environment"),
     Problem(
         "plugin-left-out", ERROR, _left_out, f"unset SGLANG_PLUGINS, or add {ENTRY_POINT[1]} to it"
+    ),
+    Problem(
+        "patched-partly", WARNING, _patched_partly, "tools/apply_patches.py status, then apply"
     ),
     Problem("hooks-lost", ERROR, _unbound, "another plugin replaced them: leave it out, restart"),
     Problem(

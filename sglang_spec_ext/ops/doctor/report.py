@@ -35,6 +35,9 @@ def environment_lines(facts: Facts) -> Iterator[Line]:
     if installed.version("sglang"):
         yield "sglang files", _files(facts)
         loaded = "visible to SGLang" if installed.loads_us else "not visible to SGLang"
+        seams = sum(installed.seams.values())
+        if seams:
+            loaded += f", called by patches in {seams} of {len(installed.seams)} places"
         fits = "contract holds" if not installed.gaps else f"{len(installed.gaps)} gaps in contract"
         yield "plugin", f"{loaded}, {fits}"
     for gpu in installed.gpus or ("no GPU that nvidia-smi knows",):
