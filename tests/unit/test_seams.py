@@ -276,11 +276,19 @@ def test_a_launcher_registers_before_and_after_its_engine_is_there(
     assert registering.calls == [MODULE, None]
 
 
+@pytest.mark.parametrize("name", POINTS)
 def test_the_first_call_already_goes_through_the_hook(
-    patched: Any, registering: Registering
+    patched: Any, registering: Registering, name: str
 ) -> None:
-    registering.act = lambda: hooks.bind({POINTS["function"]: hook})
-    assert patched.function(1) == ["hooked", [1, "plain"]]
+    registering.act = lambda: hooks.bind({POINTS[name]: hook})
+    calls = {
+        "function": lambda: patched.function(1),
+        "method": lambda: patched.Thing().method(1),
+        "made": lambda: patched.Thing.made(1),
+        "static": lambda: patched.Thing.static(1),
+        "record_class": lambda: patched.Thing().make(),
+    }
+    assert calls[name]()[0] == "hooked"
 
 
 def test_registering_may_call_seams(patched: Any, registering: Registering) -> None:
