@@ -129,7 +129,7 @@ def find_wheel(release: str, folder: Path) -> Path:
     """SGLang's wheel from `folder`, downloaded there with pip if it is not yet."""
     found = sorted(folder.glob(f"sglang-{release}-*.whl"))
     if not found:
-        # Environments made by uv have no pip of their own; the wheel is for every Python anyway.
+        # Environments made by uv have no pip of their own; any Python's wheel has the same sources.
         own = importlib.util.find_spec("pip") is not None
         command = [sys.executable, "-m", "pip"] if own else [shutil.which("pip") or "pip"]
         command += ["download", "--quiet", "--no-deps", "--only-binary=:all:"]
