@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import pkgutil
-from collections.abc import Iterator
 from typing import Any
 
 import sglang.srt.entrypoints.engine
@@ -14,15 +13,7 @@ import sglang.srt.managers.scheduler  # noqa: F401
 from sglang.srt.server_args import ServerArgs
 
 from sglang_spec_ext import args, plugin, seams
-from sglang_spec_ext.compat import contracts, workers
-
-
-def layers(raw: Any) -> Iterator[Any]:
-    """The functions around the one that SGLang defines."""
-    raw = getattr(raw, "__func__", raw)
-    while hasattr(raw, "__wrapped__"):
-        yield raw
-        raw = raw.__wrapped__
+from sglang_spec_ext.compat import contracts, hooks, workers
 
 
 def places() -> dict[str, Any]:
@@ -33,9 +24,11 @@ def places() -> dict[str, Any]:
         owner, _, name = point.target.rpartition(".")
         raw = vars(pkgutil.resolve_name(owner))[name]
         slot = seams.slot_of(getattr(raw, "__func__", raw))
+        filled = slot.hooks if slot else []
         found[point.target] = {
-            "wrappers": len(list(layers(raw))),
-            "hooks": [hook.__qualname__ for hook in slot.hooks] if slot else None,
+            "slot": [hook.__qualname__ for hook in filled],
+            # in wrappers: of SGLang's registry, or ours where it has none
+            "elsewhere": [hook.__qualname__ for hook in hooks._layers(raw) if hook in filled],
         }
     return found
 
