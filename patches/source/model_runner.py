@@ -9,4 +9,4 @@ WHY = (
 UPSTREAM = "none"
 RETIRE = "together with server_args"
 
-SEAMS = ("load_model", "device_graphs", "graph_sizes")
+SEAMS = ("load_model", "initialize_model", "device_graphs", "graph_sizes")
