@@ -200,7 +200,8 @@ def test_sglang_serve_looks_for_the_model_before_it_reads_the_file() -> None:
         ("speculative-algorithm:", "config-value", "it has no value: SGLang takes the text 'None'",
          "give it a value, or drop the key"),
         ("speculative-draft-check: off", "config-value", "YAML reads yes, no, on and off as true "
-         "or false: SGLang gets 'false'", "quote the value"),
+         "or false: SGLang gets 'false'", "quote the value, or correct it"),
+        ("served-model-name: yes", "config-value", "YAML reads yes, no, on and off", "quote the"),
         ("config: other.yaml", "config-ignored", "SGLang does not read other.yaml", "drop it"),
         ("help: true", "help", "--help prints the help and starts nothing", "drop it"),
         ("speculative-disable-batch-threshold: many", "bad-value",

@@ -244,6 +244,13 @@ def test_the_plugins_own_refusals_come_early(line: str, words: str) -> None:
     assert words in finding.message
 
 
+def test_a_draft_check_that_the_plugin_would_refuse() -> None:
+    assert found(f"{CHAIN} --speculative-draft-check warn") == {}
+    assert found(f"{CHAIN} --speculative-draft-check no") == {"draft-check": Severity.ERROR}
+    variable = {"SGLANG_SPEC_EXT_DRAFT_CHECK": "no"}
+    assert found(CHAIN, environment=variable) == {"draft-check": Severity.ERROR}
+
+
 def test_the_threshold_may_come_from_the_environment() -> None:
     bad = {"SGLANG_SPEC_EXT_DISABLE_BATCH_THRESHOLD": "many"}
     assert found(CHAIN, environment=bad)["threshold"] is Severity.ERROR

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_spec_ext.args import CHECK_FLAG, CHECK_KEYWORD, CHECK_MODES, FLAGS, KEYWORDS
+from sglang_spec_ext.args import CHECK_FLAG, CHECK_KEYWORD, FLAGS, KEYWORDS
 from sglang_spec_ext.compat.releases import RELEASES, describe
 from sglang_spec_ext.ops.check_draft.finding import Finding, Severity
 from sglang_spec_ext.ops.preflight.config_file import CONFIG_FLAG, ConfigFile, Entry
@@ -19,7 +19,7 @@ from sglang_spec_ext.ops.preflight.foreign import FOREIGN_FLAGS, SPECULATIVE_CON
 NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")  # what argparse takes for a negative number
 OURS = (
     *(Flag((name,), KEYWORDS[field_name], type="int") for field_name, name in FLAGS.items()),
-    Flag((CHECK_FLAG,), CHECK_KEYWORD, choices=CHECK_MODES),
+    Flag((CHECK_FLAG,), CHECK_KEYWORD),
 )
 OUR_FLAGS = tuple(name for flag in OURS for name in flag.names)
 
@@ -113,17 +113,17 @@ def _read_entry(reading: Reading, entry: Entry) -> None:
             f"SGLang {reading.table.release} makes Python's text of a nested value, no JSON",
             f"write the value as one quoted text of JSON: {entry.key}: '{{...}}'",
         )
-    before = len(reading.findings)
-    _read_words(reading, list(entry.words))
     if entry.kind == "bool" and flag is not None and flag.takes_value and flag.type == "str":
-        del reading.findings[before:]
-        severity = Severity.ERROR if flag.choices else Severity.WARNING
+        refused = bool(flag.choices) or flag.name in OUR_FLAGS
         reading.say(
             "config-value",
-            severity,
+            Severity.ERROR if refused else Severity.WARNING,
             f"YAML reads yes, no, on and off as true or false: SGLang gets {entry.words[-1]!r}",
-            "quote the value",
+            "quote the value, or correct it",
         )
+        if refused:
+            return
+    _read_words(reading, list(entry.words))
 
 
 def _is_json(text: str) -> bool:

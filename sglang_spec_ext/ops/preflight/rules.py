@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Iterator
 
 from sglang_spec_ext import refusals
-from sglang_spec_ext.args import THRESHOLD_FLAG, SettingsError
+from sglang_spec_ext.args import CHECK_KEYWORD, THRESHOLD_FLAG, SettingsError, draft_check
 from sglang_spec_ext.compat.contracts import OLDEST_RELEASE
 from sglang_spec_ext.compat.releases import RELEASES, before, describe
 from sglang_spec_ext.ops.check_draft.finding import Finding, Severity
@@ -387,6 +387,10 @@ def draft_backend(setup: Setup) -> Iterator[Finding]:
 
 def own_flags(setup: Setup) -> Iterator[Finding]:
     """The plugin's flags, judged by the plugin's own code."""
+    try:
+        draft_check(setup.get(CHECK_KEYWORD), setup.environment)
+    except SettingsError as error:
+        yield Finding("draft-check", ERROR, str(error))
     try:
         settings = setup.settings()
         if settings is None:
