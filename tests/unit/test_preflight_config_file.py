@@ -312,6 +312,29 @@ def test_the_installed_release_may_refuse_the_file(environment: dict[str, str]) 
     assert str(found.refused) == "--config c.yaml: not as this release wants it"
 
 
+def test_the_report_has_the_installed_releases_own_words(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installed, "interpreter_of", lambda launcher: sys.executable)
+    monkeypatch.setattr(installed, "version_of", lambda python: "0.5.17")
+    line = f"PYTHONPATH={environment['PYTHONPATH']} {START} --config c.yaml"
+
+    def told() -> tuple[list[str], str]:
+        result = CliRunner().invoke(preflight, ["--no-host", "--json", "--", *line.split()])
+        found = json.loads(result.stdout)
+        return [f["message"] for f in found["findings"] if f["severity"] == "error"], found[
+            "command"
+        ].partition("launch_server ")[2]
+
+    write("- a")
+    assert told() == (["--config c.yaml: not as this release wants it"], "--config c.yaml")
+    write("model: m\nodd: 1\nfast: true\n")
+    assert told() == (
+        ["c.yaml, key odd: SGLang 0.5.17 stops at it (this release refuses odd)"],
+        "--model-path m --fast",
+    )
+
+
 def test_an_unknown_reader_is_replaced_by_the_recorded_way(environment: dict[str, str]) -> None:
     for path in Path("site").rglob("server_args_config_parser.py"):
         path.write_text("class Other: pass")

@@ -336,6 +336,12 @@ def test_ctrl_c_leaves_the_server_alone(bench: Bench) -> None:
     shown = waiter.communicate(timeout=30)[0].decode()
     assert waiter.returncode == 130
     assert "left alone" in shown and f"--pid {pid}" in shown
+    waiter = bench.begin(*bench.usual(pid), "--json")
+    time.sleep(3)
+    waiter.send_signal(signal.SIGINT)
+    told, _ = waiter.communicate(timeout=30)
+    expected = {"outcome": "interrupted", "exit_code": 130, "phase": "memory pool"}
+    assert (waiter.returncode, json.loads(told)) == (130, expected)
     assert psutil.Process(pid).is_running()
 
 

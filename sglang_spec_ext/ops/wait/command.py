@@ -157,6 +157,9 @@ def wait(
             highlight=False,
             soft_wrap=True,
         )
+        if as_json_:
+            told = {"outcome": "interrupted", "exit_code": INTERRUPTED, "phase": boot.phase.value}
+            click.echo(json.dumps(told))
         context.exit(INTERRUPTED)
     now = time.monotonic()
     code = EXIT_CODES[verdict.outcome]
