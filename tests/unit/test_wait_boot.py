@@ -268,6 +268,7 @@ CAUSES = [
     ("safetensors_rust.SafetensorError: Error while deserializing header: x", "damaged"),
     ("RuntimeError: CUDA error: device-side assert triggered", "CUDA_LAUNCH_BLOCKING"),
     ("OSError: [Errno 28] No space left on device", "disk is full"),
+    ("ValueError: Unsupported config option 'disable_cuda_graph' with action 'X'", "names the key"),
 ]
 
 

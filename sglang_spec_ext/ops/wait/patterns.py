@@ -398,6 +398,12 @@ HINTS: tuple[Hint, ...] = (
         "names the right flags",
     ),
     _h(
+        r"Unsupported config option|Multiple config files|Config file (?:not found|must)"
+        r"|No config file specified",
+        "SGLang does not take the file of --config: `sglang-spec-ext preflight -- <command>` names "
+        "the key and the way to write it",
+    ),
+    _h(
         r"set_eagle3_layers_to_capture|capture_aux_hidden_states|get_embed_and_head",
         "this model class has no EAGLE-3 hook in this release: use a newer SGLang, or the hooks "
         "and patches of sglang-spec-ext",
