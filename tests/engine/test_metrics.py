@@ -227,7 +227,9 @@ def test_doctor_tells_what_the_running_server_does(crossing_server: Server) -> N
     result = CliRunner().invoke(main, ["doctor", "--url", crossing_server.url, "--json"])
     found = json.loads(result.stdout)
     bad = [each for each in found["findings"] if each["severity"] != "note"]
-    assert [each for each in bad if each["id"] != "variable-unread"] == []
+    # of the test bed: its variables, and for 0.5.9 trees on a backend that it made able to
+    expected = {"variable-unread"} | ({"tree-backend"} if engine.FIRST_RELEASE else set())
+    assert [each for each in bad if each["id"] not in expected] == []
     assert found["server"]["launcher_confirmed"] is True
     assert found["server"]["arguments"]["speculative_algorithm"] == "EAGLE3"
     assert found["server"]["running_cap"] == 8
