@@ -169,9 +169,26 @@ class AcceptWatch:
     ) -> Any:
         """Around ``SchedulerBatchResultProcessor._resolve_spec_v2_tokens``."""
         tokens = original(processor, result, batch)
-        if self._verifies < self.WINDOW and not is_target_only(result):
-            self._count(batch.reqs, result.num_correct_drafts_per_req_cpu)
+        self._look_at(result, batch)
         return tokens
+
+    def process_decode(
+        self, original: Callable[..., Any], scheduler: Any, batch: Any, result: Any
+    ) -> Any:
+        """The same on the spec-v1 worker, around the scheduler's processing of a decode step."""
+        processed = original(scheduler, batch, result)
+        self._look_at(result, batch)
+        return processed
+
+    def _look_at(self, result: Any, batch: Any) -> None:
+        if self._verifies >= self.WINDOW or is_target_only(result):
+            return
+        # under its former name up to 0.5.10.post1
+        correct = getattr(result, "num_correct_drafts_per_req_cpu", None)
+        if correct is None:
+            correct = getattr(result, "accept_length_per_req_cpu", None)
+        if correct is not None:
+            self._count(batch.reqs, correct)
 
     def _count(self, requests: Any, correct: list[int]) -> None:
         for request, drafts in zip(requests, correct, strict=True):

@@ -277,7 +277,10 @@ def _require_confirmation(launched: Any) -> None:
 _asked_check_mode: Any = None
 _watch = observe.AcceptWatch()
 # bound once: a bind is recognised by the identity of the hook
-_watch_hook: hooks.Hook = _watch.resolve_spec_tokens
+_watch_hooks: dict[str, hooks.Hook] = {
+    "resolve_spec_tokens": _watch.resolve_spec_tokens,
+    "process_decode": _watch.process_decode,
+}
 
 
 def _check_mode() -> str:
@@ -320,7 +323,7 @@ def _drafting_hooks(drafting: args.Drafting) -> dict[TouchPoint, hooks.Hook]:
         wanted |= {point: _MENDING_HOOKS[point.name] for point in mended}
     if drafting.check != "off":
         steps = contracts.in_use(workers.contract().scheduler)
-        wanted |= {p: _watch_hook for p in steps if p.name == "resolve_spec_tokens"}
+        wanted |= {p: _watch_hooks[p.name] for p in steps if p.name in _watch_hooks}
     return wanted
 
 

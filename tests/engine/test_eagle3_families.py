@@ -93,7 +93,6 @@ def test_that_holds_with_accepted_drafts(report: Report) -> None:
     assert report["Kimi-K2.5"]["eagle3"]["accepted"] > 0
 
 
-@pytest.mark.skipif(engine.FIRST_RELEASE, reason="there are no such counts on the spec-v1 worker")
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_draft_that_is_never_accepted_is_named_and_no_other(ran: dict[str, Any]) -> None:
     said = [line for line in ran["eagle3"]["log"] if "accept length is 1.00 over" in line]

@@ -300,6 +300,24 @@ def test_a_draft_that_is_accepted_now_and_then_is_not_mentioned(
     assert caplog.records == []
 
 
+@pytest.mark.parametrize("name", ["num_correct_drafts_per_req_cpu", "accept_length_per_req_cpu"])
+def test_the_spec_v1_worker_is_watched_too(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    watch = observe.AcceptWatch()
+    batch = SimpleNamespace(reqs=[SimpleNamespace(sampling_params=SimpleNamespace(top_k=1))])
+    step = SimpleNamespace(**{name: [0]})
+    for _ in range(observe.AcceptWatch.WINDOW):
+        assert watch.process_decode(lambda *_: "done", None, batch, step) == "done"
+    assert "accept length is 1.00" in caplog.text
+
+
+def test_a_step_without_counts_is_no_verify(caplog: pytest.LogCaptureFixture) -> None:
+    watch = observe.AcceptWatch()
+    batch = SimpleNamespace(reqs=[SimpleNamespace(sampling_params=SimpleNamespace(top_k=1))])
+    for _ in range(observe.AcceptWatch.WINDOW):
+        watch.process_decode(lambda *_: None, None, batch, SimpleNamespace())
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize("kind", [{"top_k": 50}, {"target_only": True}])
 def test_what_says_nothing_about_the_draft_does_not_count(
     kind: dict[str, Any], caplog: pytest.LogCaptureFixture

@@ -193,17 +193,22 @@ def test_with_the_flag_the_scheduler_has_both(
     assert bindings.bound.keys() == SCHEDULER_NAMES | LOADING_NAMES
 
 
+@pytest.mark.parametrize(("check", "watched"), [("off", set()), ("stop", {"process_decode"})])
 @pytest.mark.parametrize("contract", [workers.V1, workers.FIRST_V1])
-def test_with_a_draft_and_no_flag_older_releases_are_mended(
-    bindings: Bindings, monkeypatch: pytest.MonkeyPatch, contract: workers.Contract
+def test_with_a_draft_and_no_flag_older_releases_are_mended_and_watched(
+    bindings: Bindings,
+    monkeypatch: pytest.MonkeyPatch,
+    contract: workers.Contract,
+    check: str,
+    watched: set[str],
 ) -> None:
     monkeypatch.setattr(plugin.workers, "contract", lambda site=None: contract)
     monkeypatch.setitem(sys.modules, plugin._SCHEDULER_MODULE, ModuleType("scheduler"))
-    for name, value in args.drafting_to_env(hooks=True, check="off").items():
+    for name, value in args.drafting_to_env(hooks=True, check=check).items():
         monkeypatch.setenv(name, value)
     plugin.register()
     mended = {"device_graphs", "target_embeds", "draft_embeds"}
-    assert bindings.bound.keys() == LOADING_NAMES | mended
+    assert bindings.bound.keys() == LOADING_NAMES | mended | watched
 
 
 def test_what_nobody_asked_for_only_warns_when_it_cannot_bind(
