@@ -534,9 +534,14 @@ class _Definition(NamedTuple):
     seamed: bool = False
 
 
-@cache
 def _definitions(source: Path) -> dict[str, _Definition]:
     """Every function, class, method and class attribute of a file."""
+    return _parsed(source.read_bytes())
+
+
+# By content: releases and patched copies have most of it in common.
+@cache
+def _parsed(source: bytes) -> dict[str, _Definition]:
     found: dict[str, _Definition] = {}
 
     def visit(body: list[ast.stmt], prefix: str) -> None:
@@ -557,7 +562,7 @@ def _definitions(source: Path) -> dict[str, _Definition]:
                 visit(node.body, prefix)
                 visit(node.orelse, prefix)
 
-    visit(ast.parse(source.read_bytes()).body, "")
+    visit(ast.parse(source).body, "")
     return found
 
 

@@ -101,7 +101,6 @@ def edit(point: TouchPoint, site: Path, change: Callable[[ast.AST], None]) -> No
         scope = next(node for node in scope.body if defines(node, name))
     change(scope)
     file.write_text(ast.unparse(tree))
-    contracts._definitions.cache_clear()
 
 
 def defines(node: ast.AST, name: str) -> bool:
@@ -299,7 +298,6 @@ def test_several_gaps_are_several_sentences(copied: Path) -> None:
 
 
 def made(tmp_path: Path, **modules: str) -> Path:
-    contracts._definitions.cache_clear()
     (tmp_path / "pkg").mkdir()
     for name, text in modules.items():
         (tmp_path / "pkg" / f"{name}.py").write_text(text)
