@@ -96,10 +96,13 @@ def ensure_registered(module: str) -> None:
     Until a launcher has imported SGLang's engine, only what lies in the seam's own module is bound:
     who just parses arguments must not pay for the engine.
     """
-    reach = None if bootstrap.ENGINE in sys.modules else module
-    if reach in _begun:
+    if None in _begun:
         return
-    if bootstrap.spawned() and bootstrap.SCHEDULER not in sys.modules:
+    spawned = bootstrap.spawned()
+    if spawned and bootstrap.SCHEDULER not in sys.modules:
+        return
+    reach = None if spawned or bootstrap.ENGINE in sys.modules else module
+    if reach in _begun:
         return
     _begun.add(reach)  # first: what registers may call seams
     try:
