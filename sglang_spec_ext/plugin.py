@@ -28,7 +28,7 @@ from sglang_spec_ext import args, draft_check, observe, refusals
 from sglang_spec_ext.args import Settings, SettingsError
 from sglang_spec_ext.compat import contracts, hooks, releases, workers
 from sglang_spec_ext.compat.contracts import ARGUMENT_SEAM, LOADING, LOADING_CALLED, TouchPoint
-from sglang_spec_ext.eagle3_hooks import embeddings, layers, loading
+from sglang_spec_ext.eagle3_hooks import embeddings, layers, loading, positions
 from sglang_spec_ext.policy import Mode
 from sglang_spec_ext.runtime_state import STATE_KEY, RuntimeState, relay_update
 
@@ -312,6 +312,7 @@ _MENDING_HOOKS: dict[str, hooks.Hook] = {
     "device_graphs": layers.init_device_graphs,
     "target_embeds": embeddings.embed_mm_inputs,
     "draft_embeds": embeddings.draft_forward,
+    "draft_positions": positions.draft_forward,
 }
 
 

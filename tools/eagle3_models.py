@@ -299,10 +299,10 @@ classes, and classes that generate nothing, are left out. Read out of the source
 `python tools/eagle3_models.py --docs WHEELS`; the classes that have been run are in
 `tests/engine/eagle3_families.py`.
 
-On SGLang's spec-v1 worker (up to 0.5.12.post1) an EAGLE-3 draft goes wrong in two more ways, which
-the plugin mends for all these classes: graphs of the verify capture SGLang's default layers instead
-of the draft's (up to 0.5.10.post1), and where an image or audio is, the draft sees other embeddings
-than the target.
+On SGLang's spec-v1 worker (up to 0.5.12.post1) an EAGLE-3 draft goes wrong in three more ways,
+which the plugin mends for all these classes: graphs of the verify capture SGLang's default layers
+instead of the draft's (up to 0.5.10.post1); where an image or audio is, the draft sees other
+embeddings than the target; and on 0.5.9 its decode steps are one position too far on.
 
 | class | native in | by us in | not possible in | how, or why not |
 |---|---|---|---|---|

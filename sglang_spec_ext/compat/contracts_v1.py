@@ -81,6 +81,10 @@ _METRICS = (
 # Before the scheduler made its own handshake, and under the mixin's former names.
 _FIRST_SCHEDULER_HOOKS = (
     TouchPoint(
+        "draft_positions", _WORKER, "EAGLEWorker.draft_forward", "method", ("forward_batch",),
+        "scheduler", "puts the draft's decode steps right after its prefill; see eagle3_hooks",
+    ),
+    TouchPoint(
         "init_model_worker", _SCHEDULER, "Scheduler.init_model_worker", "method", (),
         "scheduler", "makes the target-only step before the server is ready",
     ),

@@ -122,6 +122,20 @@ def test_the_hooks_for_the_drafts_embeddings_are_needed_in_every_release(
 
 
 @pytest.mark.parametrize("release", V1_RELEASES)
+def test_the_hook_for_the_drafts_positions_is_bound_where_it_is_needed_only(
+    release: str, sources: Callable[[str], Path]
+) -> None:
+    """It moves them back by one, which a worker that advances them after a step must not get."""
+    worker = sources(release) / "sglang" / "srt" / "speculative" / "eagle_worker.py"
+    loop = worker.read_text().partition("def draft_forward(")[2].partition("    def ")[0]
+    assert loop.count("positions.add_(1)") == 1
+    before = loop.index("positions.add_(1)") < loop.index("self.draft_model_runner.forward(")
+    assert before is (release != "0.5.12.post1")
+    bound = "draft_positions" in {point.name for point in OF_RELEASE[release].scheduler}
+    assert bound is (release == "0.5.9")
+
+
+@pytest.mark.parametrize("release", V1_RELEASES)
 def test_every_name_has_one_place(release: str, sources: Callable[[str], Path]) -> None:
     points = OF_RELEASE[release].points
     for name in {point.name for point in points}:

@@ -22,7 +22,8 @@ from testbed.demo.server_log import SPECULATING, TARGET_ONLY, DecodeStep, Switch
 SHORT = 60
 HISTOGRAM = "spec_correct_drafts_histogram"
 WITH_A_DRAFT = (
-    "resolve_spec_tokens", "process_decode", "device_graphs", "target_embeds", "draft_embeds",
+    "resolve_spec_tokens", "process_decode",
+    "device_graphs", "target_embeds", "draft_embeds", "draft_positions",
 )  # fmt: skip
 """Touch points of the threshold that a server with a draft has hooked without it, too."""
 

@@ -194,11 +194,14 @@ def test_with_the_flag_the_scheduler_has_both(
 
 
 @pytest.mark.parametrize(("check", "watched"), [("off", set()), ("stop", {"process_decode"})])
-@pytest.mark.parametrize("contract", [workers.V1, workers.FIRST_V1])
+@pytest.mark.parametrize(
+    ("contract", "besides"), [(workers.V1, set()), (workers.FIRST_V1, {"draft_positions"})]
+)
 def test_with_a_draft_and_no_flag_older_releases_are_mended_and_watched(
     bindings: Bindings,
     monkeypatch: pytest.MonkeyPatch,
     contract: workers.Contract,
+    besides: set[str],
     check: str,
     watched: set[str],
 ) -> None:
@@ -207,7 +210,7 @@ def test_with_a_draft_and_no_flag_older_releases_are_mended_and_watched(
     for name, value in args.drafting_to_env(hooks=True, check=check).items():
         monkeypatch.setenv(name, value)
     plugin.register()
-    mended = {"device_graphs", "target_embeds", "draft_embeds"}
+    mended = {"device_graphs", "target_embeds", "draft_embeds", *besides}
     assert bindings.bound.keys() == LOADING_NAMES | mended | watched
 
 

@@ -1,0 +1,25 @@
+"""Let a draft's decode steps follow its prefill without a gap. Imports no torch.
+
+Row p of a draft's prefill or draft extend holds token p + 1 at position p, so the first decode step
+after L rows belongs at position L. Older workers advance the positions before each step and so
+start at L + 1. Nothing fails; from the second drafted token on, more are rejected.
+
+Bound in SGLang 0.5.9. The spec-v1 worker has it right since 0.5.12.post1, spec-v2 since 0.5.16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def draft_forward(
+    original: Callable[..., Any], worker: Any, forward_batch: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Around the loop over a draft's decode steps: starts it one position earlier.
+
+    In place, so that a CUDA graph of the loop does the same. A draft of a single token has no step.
+    """
+    if worker.speculative_num_steps > 1:
+        forward_batch.positions.sub_(1)
+    return original(worker, forward_batch, *args, **kwargs)
