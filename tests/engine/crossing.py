@@ -12,7 +12,7 @@ from typing import Any
 
 from sglang_servers import REQUEST_TIMEOUT_S, Server
 
-from testbed import engine, prompts
+from testbed import prompts
 from testbed.demo.server_log import SPECULATING, TARGET_ONLY, Switch, parse
 
 THRESHOLD = 4
@@ -27,11 +27,8 @@ CROSSING: dict[str, Any] = {
     "enable_metrics": True,
 }
 """Flags of the servers that cross."""
-ACCEPTED = 1.5 if engine.FIRST_RELEASE else 2.5
-"""What the accept length of a warm draft exceeds, at every topk.
-
-0.5.9 gives drafted tokens positions one too high (mended in 0.5.12), which this draft never saw.
-"""
+ACCEPTED = 2.5
+"""What the accept length of a warm draft exceeds, at every topk."""
 LEAD = 24
 """Tokens that the long requests have before the burst comes: they speculate by then."""
 

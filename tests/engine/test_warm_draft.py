@@ -27,7 +27,7 @@ from testbed.demo.server_log import SPECULATING, TARGET_ONLY
 LONG = 450
 OFF = 30
 """Steps of an off phase; more than `prompts.ORDER`: a cold draft then misses all that it needs."""
-COLD = 0.75 if engine.FIRST_RELEASE else 0.6
+COLD = 0.6
 """A cold draft's accept length is below this part of a warm one's."""
 WINDOW = 40
 """Tokens after the resume in which it is judged."""
