@@ -7,10 +7,11 @@ catches it.
 
 Launcher without the flag: only the argument seam is bound, without which there could be no flag.
 Scheduler without the flag: nothing is. That is so for every server that does not speculate with a
-draft model. For one that does, three things more are bound, also without the flag, and none changes
-what a request computes: the check of the draft before weights load, the load of the target, where
-it gets hooks that its class lacks and SGLang calls, and a count of accepted drafts that looks at
-the first few hundred verifies and warns if there are none.
+draft model. For one that does, a few things more are bound, also without the flag, and none changes
+what a request is answered: the check of the draft before weights load; the load of the target,
+where it gets hooks that its class lacks and SGLang calls; what is wrong with the draft's input on
+the spec-v1 worker; and a count of accepted drafts that looks at the first few hundred verifies and
+warns if there are none.
 """
 
 from __future__ import annotations
