@@ -93,7 +93,8 @@ def test_prometheus_reports_no_accept_length_while_off(crossing_server: Server) 
     long = language_bodies(2, 500, first_seed=660)
     cross(crossing_server, long, language_bodies(6, 3 * SHORT, first_seed=670), during=ask)
     assert off == [0.0]
-    assert gauge() > 2.0
+    # 0.5.9's is that of the last verify alone, which the end of its request cuts short
+    assert gauge() >= (1.0 if engine.FIRST_RELEASE else 2.0)
 
 
 def test_hooks_are_bound_as_declared(
