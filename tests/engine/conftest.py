@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.engine)
             # Not a product failure: on a starved machine the burst can come when the long requests
             # have already ended.
-            item.add_marker(pytest.mark.flaky(reruns=2, only_rerun=[LoadMissed]))
+            item.add_marker(pytest.mark.flaky(reruns=4, only_rerun=[LoadMissed]))
             if missing:
                 item.add_marker(pytest.mark.skip(reason="SGLang is not installed"))
 
