@@ -455,11 +455,12 @@ def test_old_release_with_our_bootstrap(box: Box) -> None:
                         module.hooked = True
                     spec.loader.exec_module = execute_and_register
                     return spec
-        sys.meta_path.insert(0, Finder())
+        def install():
+            sys.meta_path.insert(0, Finder())
         """,
     )
-    # -S leaves out every .pth; what stands in for ours runs as early
-    box.write("sitecustomize.py", "import sglang_spec_ext.compat.bootstrap")
+    # this one runs as early as our .pth, which is there only where we are installed
+    box.write("sitecustomize.py", "from sglang_spec_ext.compat.bootstrap import install; install()")
     box.flags = []
     report = box.check()
     status, message = report.one("plugin system")
