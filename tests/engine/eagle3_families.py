@@ -38,7 +38,7 @@ HOOKS = (
     "set_eagle3_layers_to_capture", "set_dflash_layers_to_capture", "get_embed_and_head",
     "set_embed_and_head",
 )  # fmt: skip
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 WINDOW = 6
 """Verifies after which the plugin says that none is accepted; a random draft has no chance."""
 
