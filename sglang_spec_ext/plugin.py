@@ -319,13 +319,12 @@ _MENDING_HOOKS: dict[str, hooks.Hook] = {
 
 def _drafting_hooks(drafting: args.Drafting) -> dict[TouchPoint, hooks.Hook]:
     wanted: dict[TouchPoint, hooks.Hook] = {}
+    points = contracts.in_use(workers.contract().scheduler)
     if drafting.hooks:
-        wanted |= {point: _LOADING_HOOKS[point.name] for point in LOADING}
-        mended = [p for p in workers.contract().scheduler if p.name in _MENDING_HOOKS]
-        wanted |= {point: _MENDING_HOOKS[point.name] for point in mended}
+        wanted |= {p: _LOADING_HOOKS[p.name] for p in LOADING}
+        wanted |= {p: _MENDING_HOOKS[p.name] for p in points if p.name in _MENDING_HOOKS}
     if drafting.check != "off":
-        steps = contracts.in_use(workers.contract().scheduler)
-        wanted |= {p: _watch_hooks[p.name] for p in steps if p.name in _watch_hooks}
+        wanted |= {p: _watch_hooks[p.name] for p in points if p.name in _watch_hooks}
     return wanted
 
 

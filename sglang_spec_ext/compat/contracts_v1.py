@@ -16,7 +16,6 @@ _SCHEDULER = "sglang.srt.managers.scheduler"
 _BATCH = "sglang.srt.managers.schedule_batch"
 _EAGLE_INFO = "sglang.srt.speculative.eagle_info"
 _POOL = "sglang.srt.mem_cache.memory_pool"
-_MOE_UTILS = "sglang.srt.layers.moe.utils"
 _GRAPHS = "sglang.srt.model_executor.cuda_graph_runner"
 
 # Before the launch was a method of Engine.
@@ -60,10 +59,7 @@ _SCHEDULER_HOOKS = (
     ),
 )  # fmt: skip
 
-_INIT_INFO = TouchPoint(
-    "init_info", _SCHEDULER, "Scheduler.get_init_info", "method", (),
-    "scheduler", "tells the launcher that the hooks are bound in this process",
-)  # fmt: skip
+(_INIT_INFO,) = (p for p in contracts.SCHEDULER if p.name == "init_info")
 
 _METRICS = (
     TouchPoint(
@@ -128,18 +124,9 @@ _CALLED = (
         hooked=False,
     ),
     TouchPoint(
-        "draft_input", _EAGLE_INFO, "EagleDraftInput", "class", None,
-        "scheduler", "what a step hands to the next one", hooked=False,
-    ),
-    TouchPoint(
         "draft_input_filter", _EAGLE_INFO, "EagleDraftInput.filter_batch", "method",
         ("new_indices", "has_been_filtered"),
         "scheduler", "drops requests that a target-only step finished", hooked=False,
-    ),
-    TouchPoint(
-        "draft_kv_projection", "sglang.srt.models.llama", "LlamaAttention.forward_prepare_native",
-        "method", ("positions", "hidden_states"),
-        "scheduler", "K and V of the draft layer, RoPE included", hooked=False,
     ),
     TouchPoint(
         "kv_write_location", _POOL, "MHATokenToKVPool.set_kv_buffer", "method",
@@ -147,30 +134,9 @@ _CALLED = (
         "scheduler", "where the KV-only write stores", hooked=False,
     ),
     TouchPoint(
-        "mha_pool", _POOL, "MHATokenToKVPool", "class", None,
-        "scheduler", "the one KV pool that the KV-only write knows", hooked=False,
-    ),
-    TouchPoint(
-        "hybrid_request_pool", _POOL, "HybridReqToTokenPool", "class", None,
-        "scheduler", "tells targets with recurrent state, which are refused", hooked=False,
-    ),
-    TouchPoint(
         "draft_tp_context", "sglang.srt.speculative.spec_utils", "draft_tp_context", "function",
         ("tp_group",),
         "scheduler", "the draft's tensor-parallel group", hooked=False,
-    ),
-    TouchPoint(
-        "moe_backend_context", _MOE_UTILS, "speculative_moe_backend_context", "function", (),
-        "scheduler", "the draft's MoE backend", hooked=False,
-    ),
-    TouchPoint(
-        "moe_a2a_context", _MOE_UTILS, "speculative_moe_a2a_backend_context", "function", (),
-        "scheduler", "the draft's MoE all-to-all backend", hooked=False,
-    ),
-    TouchPoint(
-        "attention_backend", "sglang.srt.model_executor.model_runner",
-        "ModelRunner._get_attention_backend", "method", ("init_new_workspace",),
-        "scheduler", "an attention backend of its own for the plain decode graphs", hooked=False,
     ),
     TouchPoint(
         "decode_graph_runner", _GRAPHS, "CudaGraphRunner", "class", None,
@@ -182,16 +148,17 @@ _CALLED = (
         "scheduler", "hidden states out of the plain decode graphs, by a flag of the server",
         hooked=False,
     ),
-    TouchPoint(
-        "graph_capture", "sglang.srt.distributed.parallel_state", "graph_capture", "function", (),
-        "scheduler", "the KV-only write's graphs", hooked=False,
-    ),
 )  # fmt: skip
 
-# The launcher and the control requests are not the worker's; what we touch there is the same.
+# What is not the worker's own is touched as around spec-v2: launcher, control requests, and
+# what both workers share of models, pools and graphs.
 _CONTROL = tuple(p for p in contracts.SCHEDULER if p.name.endswith("_internal_state"))
-_CONTROL_NAMES = ("read_internal_state", "internal_state_answer", "metrics_collector")
-CALLED = (*_CALLED, *(p for p in contracts.CALLED if p.name in _CONTROL_NAMES))
+_SHARED_NAMES = (
+    "read_internal_state", "internal_state_answer", "metrics_collector",
+    "draft_input", "draft_kv_projection", "mha_pool", "hybrid_request_pool",
+    "moe_backend_context", "moe_a2a_context", "attention_backend", "graph_capture",
+)  # fmt: skip
+CALLED = (*_CALLED, *(p for p in contracts.CALLED if p.name in _SHARED_NAMES))
 
 LAUNCHER = contracts.LAUNCHER
 SCHEDULER = (*_SCHEDULER_HOOKS, *_CONTROL, _INIT_INFO, *_METRICS)
