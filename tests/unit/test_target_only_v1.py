@@ -10,7 +10,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import step_stand_ins
 from pytest_mock import MockerFixture
+from step_stand_ins import CaptureHiddenMode, ForwardMode
 
 torch = pytest.importorskip("torch", reason="torch is not installed: the step works on tensors")
 
@@ -21,23 +23,6 @@ from sglang_spec_ext.target_only import step, v1  # noqa: E402
 
 POOL, CONTEXT, WIDTH = 6, 32, 3
 VOCABULARY = 100
-
-
-class ForwardMode(enum.Enum):
-    EXTEND = "extend"
-    DECODE = "decode"
-    IDLE = "idle"
-
-    def is_idle(self) -> bool:
-        return self is ForwardMode.IDLE
-
-    def is_extend(self) -> bool:
-        return self is ForwardMode.EXTEND
-
-
-class CaptureHiddenMode(enum.Enum):
-    NULL = 0
-    FULL = 2
 
 
 class Algorithm(enum.Enum):
@@ -102,22 +87,8 @@ class DraftExtendInput:
     bonus_tokens: Any = None
 
 
-class Writer:
-    """Stands for DraftKVWriter: remembers what it was asked to write."""
-
-    reason: str | None = None
+class Writer(step_stand_ins.Writer):
     hidden_width = WIDTH
-    hidden_dtype = torch.float32
-
-    def __init__(self, runner: Any) -> None:
-        self.written: list[tuple[Any, ...]] = []
-
-    @classmethod
-    def why_not(cls, runner: Any) -> str | None:
-        return cls.reason
-
-    def write(self, tokens: Any, hidden: Any, positions: Any, slots: Any) -> None:
-        self.written.append(tuple(x.clone() for x in (tokens, hidden, positions, slots)))
 
 
 class Release:

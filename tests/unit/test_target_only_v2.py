@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import enum
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -11,7 +10,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import step_stand_ins
 from pytest_mock import MockerFixture
+from step_stand_ins import CaptureHiddenMode, ForwardMode
 
 torch = pytest.importorskip("torch", reason="torch is not installed: the step works on tensors")
 
@@ -27,45 +28,16 @@ TOPK, WIDTH = 2, 3  # WIDTH: draft tokens per request and step
 VOCABULARY = 100
 
 
-class ForwardMode(enum.Enum):
-    EXTEND = "extend"
-    DECODE = "decode"
-    VERIFY = "verify"
-    IDLE = "idle"
-
-    def is_idle(self) -> bool:
-        return self is ForwardMode.IDLE
-
-    def is_extend(self) -> bool:
-        return self is ForwardMode.EXTEND
-
-
-class CaptureHiddenMode(enum.Enum):
-    NULL = 0
-    FULL = 2
-
-
 class Result(SimpleNamespace):
     """SGLang's GenerationBatchResult, LogitsProcessorOutput and EagleDraftInput."""
 
 
-class Writer:
-    """Stands for DraftKVWriter: remembers what it was asked to write."""
-
-    reason: str | None = None
+class Writer(step_stand_ins.Writer):
     hidden_width = TARGET_WIDTH
-    hidden_dtype = torch.float32
-
-    def __init__(self, runner: Any) -> None:
-        self.written: list[tuple[Any, ...]] = []
-
-    @classmethod
-    def why_not(cls, runner: Any) -> str | None:
-        return cls.reason
 
     def write(self, tokens: Any, hidden: Any, positions: Any, slots: Any) -> None:
         EVENTS.append("kv write")
-        self.written.append((tokens, hidden.clone(), positions, slots))
+        super().write(tokens, hidden, positions, slots)
 
 
 class HybridReqToTokenPool(SimpleNamespace):
