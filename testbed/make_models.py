@@ -16,6 +16,7 @@ import argparse
 import json
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -231,7 +232,7 @@ def llama_layer(inputs: int, *norms: str) -> nn.Module:
     return layer
 
 
-class Draft(nn.Module):
+class Draft(nn.Module, ABC):
     """What the drafts share: one Llama layer, unrolled over speculative steps for training.
 
     name: of its folder.
@@ -245,21 +246,21 @@ class Draft(nn.Module):
     token_ids: Tensor
     layer: nn.Module
 
+    @abstractmethod
     def first_hidden(self, states: tuple[Tensor, ...]) -> Tensor:
         """The hidden state of the first step, [batch, length, HIDDEN].
 
         states: the target's embeddings and the output of each of its layers, that of the last one
         after the final norm; each [batch, length, HIDDEN].
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def attention_input(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """(residual [batch, length, HIDDEN], what attention reads [batch, length, ...])."""
-        raise NotImplementedError
 
+    @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """[batch, length, draft vocab]."""
-        raise NotImplementedError
 
     def step(
         self, embeddings: Tensor, hidden: Tensor, cache: list[tuple[Tensor, Tensor]]
