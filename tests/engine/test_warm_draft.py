@@ -139,16 +139,21 @@ def test_prefix_generated_while_off_is_reused_warm(
     """The radix cache hands the draft's KV of a target-only phase to later requests."""
     # other prompts for each: a slot that is not written keeps what an earlier request left in it
     seed = 1300 if cold else 300
-    first = greedy_body(prompts.prompt_ids(seed), 2 * OFF)
+    first = greedy_body(prompts.prompt_ids(seed), 2 * OFF, rid=fresh_rid("first"))
     others = [greedy_body(prompts.prompt_ids(seed + 10 + i), 2 * OFF + i) for i in range(5)]
     long = language_bodies(1, 2 * LONG, first_seed=seed + 20)
     if cold:
         with faults.on("cold_draft"):
-            cross(crossing_server, long, [first, *others])
+            crossing = cross(crossing_server, long, [first, *others])
     else:
-        assert_language(cross(crossing_server, long, [first, *others]))
+        crossing = cross(crossing_server, long, [first, *others])
+        assert_language(crossing)
 
     prefix = [*first["input_ids"], *expected_ids(first)]
+    # it may have come and gone before the others made a burst of it
+    speculated = [position for position, _ in verifies(crossing.log, first["rid"])]
+    off_from = len(prefix) - prompts.ORDER
+    need(max(speculated, default=0) < off_from, "it was not generated while off")
     second = greedy_body(prefix, LONG, rid=fresh_rid("reuse"))
     seen = len(crossing_server.log())
     answer = Stream(crossing_server, second).answer()
