@@ -300,6 +300,11 @@ CALLED = (
         "scheduler", "K and V of the draft layer, RoPE included", hooked=False,
     ),
     TouchPoint(
+        "unquantized_linear", "sglang.srt.layers.quantization.unquant", "UnquantizedLinearMethod",
+        "class", None,
+        "scheduler", "whether K and V can be projected without the queries", hooked=False,
+    ),
+    TouchPoint(
         "kv_write_location", "sglang.srt.mem_cache.memory_pool", "KVWriteLoc", "class", None,
         "scheduler", "where the KV-only write stores", hooked=False,
     ),

@@ -155,7 +155,8 @@ _CALLED = (
 _CONTROL = tuple(p for p in contracts.SCHEDULER if p.name.endswith("_internal_state"))
 _SHARED_NAMES = (
     "read_internal_state", "internal_state_answer", "metrics_collector",
-    "draft_input", "draft_kv_projection", "mha_pool", "hybrid_request_pool",
+    "draft_input", "draft_kv_projection", "unquantized_linear", "mha_pool",
+    "hybrid_request_pool",
     "moe_backend_context", "moe_a2a_context", "attention_backend", "graph_capture",
 )  # fmt: skip
 CALLED = (*_CALLED, *(p for p in contracts.CALLED if p.name in _SHARED_NAMES))

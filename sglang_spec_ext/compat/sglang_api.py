@@ -156,6 +156,21 @@ def plain_mha_pool(pool: Any) -> bool:
     return type(pool) is resolve("mha_pool")
 
 
+def plain_weight(projection: Any) -> bool:
+    """Whether a linear layer is ``weight @ input`` and no more: not quantized, packed or biased."""
+    return (
+        type(projection.quant_method) is resolve("unquantized_linear")
+        and projection.bias is None
+        and not getattr(projection, "use_intel_amx_backend", False)
+    )
+
+
+def copies_draft_kv(worker: Any) -> bool:
+    """Whether the draft's KV is read between the worker's forwards: HiCache copies it to the host
+    as soon as a request has finished."""
+    return bool(resolved(worker.server_args).enable_hierarchical_cache)
+
+
 def keeps_recurrent_state(req_to_token_pool: Any) -> bool:
     """Whether the target has Mamba or linear-attention layers, whose state verify commits."""
     return isinstance(req_to_token_pool, resolve("hybrid_request_pool"))

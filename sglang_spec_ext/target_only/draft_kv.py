@@ -7,9 +7,11 @@ without its attention, MLP or LM head. EAGLE-3: https://arxiv.org/abs/2503.01840
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.nn.functional import linear
 
 from sglang_spec_ext.compat import sglang_api
 
@@ -27,6 +29,7 @@ class DraftKVWriter:
     def __init__(self, draft_runner: Any) -> None:
         self._model = draft_runner.model.model
         (self._layer,) = _layers(self._model)
+        self._attention = _with_one_query_head(self._layer.self_attn)
         self._pool = draft_runner.token_to_kv_pool
         self.hidden_width: int = self._model.fc.in_features
         self.hidden_dtype: torch.dtype = self._model.fc.weight.dtype
@@ -65,7 +68,8 @@ class DraftKVWriter:
         layer, attention = self._layer, self._layer.self_attn
         embeds = layer.input_layernorm(self._model.embed_tokens(token_ids))
         fused = layer.hidden_norm(self._fuse(target_hidden))
-        _, k, v = attention.forward_prepare_native(positions, torch.cat([embeds, fused], dim=-1))
+        prepare = type(attention).forward_prepare_native
+        _, k, v = prepare(self._attention, positions, torch.cat([embeds, fused], dim=-1))
         shape = (-1, attention.num_kv_heads, attention.head_dim)
         sglang_api.write_kv(self._pool, attention.attn, slots, k.reshape(shape), v.reshape(shape))
 
@@ -79,6 +83,25 @@ class DraftKVWriter:
             hidden = torch.cat([n(c) for n, c in zip(norms, chunks, strict=True)], dim=-1)
         fused: torch.Tensor = self._model.fc(hidden)
         return fused
+
+
+def _with_one_query_head(attention: Any) -> Any:
+    """What ``forward_prepare_native`` reads of an attention layer, with all but one query head left
+    out: they are most of the projection, and only the rotation wants one. Quantized and packed
+    weights are taken whole."""
+    projection, head = attention.qkv_proj, attention.head_dim
+    if not sglang_api.plain_weight(projection):
+        return attention
+
+    def project(inputs: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return linear(inputs, projection.weight[attention.q_size - head :]), None
+
+    return SimpleNamespace(
+        qkv_proj=project,
+        q_size=head,
+        kv_size=attention.kv_size,
+        rotary_emb=attention.rotary_emb,
+    )
 
 
 def _layers(model: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""CUDA graphs of the target-only step: the target's plain decode, and the draft's KV-only write.
+"""CUDA graphs of a server with a threshold: which of SGLang's are left out, and the plain decode.
 
 The target's plain decode gets its own set of graphs on its own attention backend object, because a
 second runner on the same backend overwrites the buffers of the first.
@@ -16,7 +16,6 @@ import torch
 from sglang_spec_ext.args import Settings
 from sglang_spec_ext.compat import sglang_api
 from sglang_spec_ext.observe import log_on_first_rank
-from sglang_spec_ext.target_only.draft_kv import DraftKVWriter
 
 _announced: set[str] = set()
 _largest_captured: int | None = None
@@ -79,58 +78,3 @@ class TargetGraphs:
     def in_place(self) -> AbstractContextManager[None]:
         """Let the target's forwards run on these graphs instead of the verify graphs."""
         return sglang_api.decoding_on(self._target_runner, self._backend, self._runner)
-
-
-class DraftKVGraphs:
-    """The KV-only write as one graph per batch size.
-
-    Args:
-        writer: what to capture.
-        last_hidden: [pool, hidden width]; the graphs read each request's row of it.
-        sizes: batch sizes, ascending.
-        draft_worker: for the draft's own contexts.
-    """
-
-    def __init__(
-        self, writer: DraftKVWriter, last_hidden: torch.Tensor, sizes: list[int], draft_worker: Any
-    ) -> None:
-        self._sizes = sizes
-        # rows: token after the position, request pool index, position, KV slot
-        self._inputs = torch.zeros((4, sizes[-1]), dtype=torch.int64, device=last_hidden.device)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-
-        def write(size: int) -> None:
-            tokens, pool_indices, positions, slots = self._inputs[:, :size]
-            writer.write(tokens, last_hidden[pool_indices], positions, slots)
-
-        pool = None
-        with sglang_api.draft_contexts(draft_worker), sglang_api.graph_capture() as context:
-            for size in reversed(sizes):
-                with torch.cuda.stream(context.stream):
-                    write(size)  # what kernels compile at first use must not be captured
-                    graph = torch.cuda.CUDAGraph()
-                    with torch.cuda.graph(graph, pool=pool, stream=context.stream):
-                        write(size)
-                pool = pool or graph.pool()
-                self._graphs[size] = graph
-
-    def fits(self, size: int) -> bool:
-        return size <= self._sizes[-1]
-
-    def write(
-        self,
-        token_ids: torch.Tensor,
-        pool_indices: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-    ) -> None:
-        """Write one row per request; each argument is [batch] int64."""
-        size = token_ids.shape[0]
-        padded = self._sizes[bisect_left(self._sizes, size)]
-        arguments = (token_ids, pool_indices, positions, slots)
-        for row, values in zip(self._inputs, arguments, strict=True):
-            row[:size].copy_(values)
-        if padded > size:
-            # slot 0 is SGLang's sink for padded rows; what else they hold then does no harm
-            self._inputs[3, size:padded].zero_()
-        self._graphs[padded].replay()

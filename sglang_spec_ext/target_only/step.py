@@ -14,17 +14,14 @@ from sglang_spec_ext.compat import sglang_api
 from sglang_spec_ext.counts import Counts
 from sglang_spec_ext.policy import BatchThresholdPolicy, Mode
 from sglang_spec_ext.target_only.draft_kv import DraftKVWriter
-from sglang_spec_ext.target_only.graphs import DraftKVGraphs, TargetGraphs, largest_threshold
+from sglang_spec_ext.target_only.graphs import TargetGraphs, largest_threshold
+from sglang_spec_ext.target_only.warm_draft import WarmDraft
 
 Forward = Callable[..., Any]
 
 
 class Step(ABC):
     """Runs decode steps of one speculative worker in the mode that the policy says.
-
-    State: the policy, and for each request pool index the target's last hidden state. A row of the
-    latter is valid for a request that was prefilled or stepped since the last switch to
-    target-only, and a resume reads only such rows; so reuse of a pool index needs no cleaning up.
 
     Args:
         worker: SGLang's worker.
@@ -49,16 +46,16 @@ class Step(ABC):
         if self._standalone:
             reason = "a STANDALONE draft is a whole language model"
         self.own_extend_reason = reason
-        self._writer = None if reason else DraftKVWriter(draft.draft_runner)
-        self._last_hidden: torch.Tensor | None = None
-        if self._writer is not None:
-            self._last_hidden = torch.zeros(
-                (self._req_to_token.shape[0], self._writer.hidden_width),
-                dtype=self._writer.hidden_dtype,
+        self._warm_draft: WarmDraft | None = None
+        if reason is None:
+            self._warm_draft = WarmDraft(
+                DraftKVWriter(draft.draft_runner),
+                draft,
+                requests=self._req_to_token.shape[0],
                 device=self._req_to_token.device,
+                waits=not sglang_api.copies_draft_kv(worker),
             )
         self._target_graphs: TargetGraphs | None = None
-        self._write_graphs: DraftKVGraphs | None = None
         self.largest_threshold: int | None = None
 
     def _start(self, hidden_mode: Any) -> None:
@@ -70,10 +67,8 @@ class Step(ABC):
         target_runner = self.worker.target_worker.model_runner
         if sglang_api.decode_graph_runner(target_runner) is not None:
             self._target_graphs = TargetGraphs(target_runner, hidden_mode)
-            if self._writer is not None and self._last_hidden is not None:
-                self._write_graphs = DraftKVGraphs(
-                    self._writer, self._last_hidden, self._target_graphs.sizes, self._draft
-                )
+            if self._warm_draft is not None:
+                self._warm_draft.capture()
         self.largest_threshold = largest_threshold()
         observe.log_start(self.worker, self.policy.settings, self.own_extend_reason)
 
@@ -97,13 +92,17 @@ class Step(ABC):
         return original(self.worker, batch, *args, **kwargs)
 
     def _prefill(self, original: Forward, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._warm_draft is not None:
+            self._warm_draft.catch_up()  # its prefill may read a prefix that was generated here
         result = original(self.worker, batch, *args, **kwargs)
-        if self.policy.mode is Mode.TARGET_ONLY and self._last_hidden is not None:
+        if self.policy.mode is Mode.TARGET_ONLY and self._warm_draft is not None:
             # this request's first decode may be the resume
-            device = self._last_hidden.device
+            device = self._req_to_token.device
             lengths = torch.as_tensor(sglang_api.prefill_lengths(batch), device=device)
             last = torch.cumsum(lengths, dim=0) - 1
-            self._last_hidden[batch.req_pool_indices] = result.logits_output.hidden_states[last]
+            self._warm_draft.prefilled(
+                batch.req_pool_indices, result.logits_output.hidden_states[last]
+            )
         return result
 
     @abstractmethod
@@ -117,17 +116,3 @@ class Step(ABC):
         It writes the KV slot that is already there with the same values, and yields top-k and
         hidden state, as after a verify that accepted no draft token.
         """
-
-    def _write_draft_kv(
-        self,
-        tokens: torch.Tensor,
-        pool_indices: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-    ) -> None:
-        if self._write_graphs is not None and self._write_graphs.fits(tokens.shape[0]):
-            self._write_graphs.write(tokens, pool_indices, positions, slots)
-            return
-        assert self._writer is not None and self._last_hidden is not None
-        with sglang_api.draft_contexts(self._draft):
-            self._writer.write(tokens, self._last_hidden[pool_indices], positions, slots)

@@ -48,21 +48,21 @@ class TargetOnlyStep(Step):
         # all else in the draft input is stale until the resume, and of the right shape
         sglang_v1.set_bonus_tokens(draft_input, tokens)
         hidden = result.logits_output.hidden_states
-        if self._last_hidden is None:
+        if self._warm_draft is None:
             self._draft_extend(batch, tokens, hidden)
-            self.counts.warmed(tokens.shape[0])
-            return result
-        self._last_hidden[batch.req_pool_indices] = hidden
-        self._write_draft_kv(tokens, batch.req_pool_indices, positions, batch.out_cache_loc)
+        else:
+            self._warm_draft.stepped(
+                batch.req_pool_indices, tokens, hidden, positions, batch.out_cache_loc
+            )
         self.counts.warmed(tokens.shape[0])
         return result
 
     def _resume(self, batch: Any) -> None:
-        if self._last_hidden is None:
+        if self._warm_draft is None:
             return  # SGLang's own extend ran on every step: the draft input is complete
         last = batch.seq_lens - 1
         batch.out_cache_loc = self._req_to_token[batch.req_pool_indices, last].to(torch.int64)
-        hidden = self._last_hidden[batch.req_pool_indices]
+        hidden = self._warm_draft.last_hidden(batch.req_pool_indices)
         self._draft_extend(batch, sglang_v1.bonus_tokens(batch.spec_info), hidden)
 
     def _draft_extend(self, batch: Any, tokens: torch.Tensor, hidden: torch.Tensor | None) -> None:

@@ -64,21 +64,20 @@ class TargetOnlyStep(Step):
         observe.mark_target_only(result)
 
         hidden = result.logits_output.hidden_states
-        if self._last_hidden is None:
-            self._draft_extend(batch, start, result.next_token_ids, hidden, result.next_draft_input)
-            self.counts.warmed(size)
-            return result
-        self._last_hidden[batch.req_pool_indices] = hidden
-        self._write_draft_kv(
-            result.next_token_ids.to(torch.int64), batch.req_pool_indices, start, step.out_cache_loc
-        )
+        tokens = result.next_token_ids
+        if self._warm_draft is None:
+            self._draft_extend(batch, start, tokens, hidden, result.next_draft_input)
+        else:
+            self._warm_draft.stepped(
+                batch.req_pool_indices, tokens, hidden, start, step.out_cache_loc
+            )
         self.counts.warmed(size)
         return result
 
     def _resume(self, batch: Any) -> None:
-        if self._last_hidden is None:
+        if self._warm_draft is None:
             return  # SGLang's own extend ran on every step: the draft input is complete
-        hidden = self._last_hidden[batch.req_pool_indices]
+        hidden = self._warm_draft.last_hidden(batch.req_pool_indices)
         self._draft_extend(
             batch, batch.seq_lens - 1, batch.spec_info.bonus_tokens, hidden, batch.spec_info
         )

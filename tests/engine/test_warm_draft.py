@@ -179,7 +179,7 @@ def test_written_kv_is_that_of_sglangs_own_draft_extend(
         found = differences(340)
         with faults.on("cold_draft"):
             unwritten = differences(1340)
-    assert len(found) >= OFF - 5
+    assert len(found) >= (OFF - 5) // 3  # every third step
     assert max(found) < 1e-5  # float32
     assert min(unwritten) > 0.1, "the comparison would not notice a write that does not happen"
 
@@ -190,6 +190,8 @@ def test_no_draft_forward_while_off(crossing_server: Server) -> None:
     # a prompt that comes in the meantime is the draft's to read as well
     assert set(off) <= {"EXTEND"}
     assert len(off) <= 6
+    rows = [int(n) for n in re.findall(r"probe: draft kv rows=(\d+)", "\n".join(crossing.log))]
+    assert max(rows) > 3 * 7, "rows of several steps, of 7 requests, are written together"
     assert {"DECODE", "DRAFT_EXTEND" if engine.FIRST_RELEASE else "DRAFT_EXTEND_V2"} <= set(on)
 
 

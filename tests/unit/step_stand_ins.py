@@ -44,3 +44,14 @@ class Writer:
 
     def write(self, tokens: Any, hidden: Any, positions: Any, slots: Any) -> None:
         self.written.append(tuple(x.clone() for x in (tokens, hidden, positions, slots)))
+
+
+def written(step: Any) -> list[tuple[Any, ...]]:
+    """Arguments of each write so far, after all that waited was written."""
+    step._warm_draft.catch_up()
+    calls: list[tuple[Any, ...]] = step._warm_draft._writer.written
+    return calls
+
+
+def last_hidden(step: Any, *pool_indices: int) -> Any:
+    return step._warm_draft.last_hidden(torch.tensor(pool_indices))

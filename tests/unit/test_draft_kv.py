@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed: the write works on tensors")
+torch = pytest.importorskip("torch", reason="torch is not installed: the write works on tensors")
 
-from sglang_spec_ext.target_only import draft_kv
+from sglang_spec_ext.target_only import draft_kv  # noqa: E402
 
 
 class LlamaForCausalLMEagle3:
@@ -74,3 +74,86 @@ def test_a_one_layer_eagle3_draft_is_written(fields: dict[str, Any]) -> None:
 )
 def test_every_other_draft_is_refused_with_its_reason(model: Any, pool: Any, reason: str) -> None:
     assert why_not(model, pool) == reason
+
+
+# ---------------------------------------------------------------------------- K and V alone
+HEADS, KV_HEADS, HEAD, INPUT = 8, 2, 4, 6
+
+
+class UnquantizedLinearMethod:
+    pass
+
+
+class Fp8LinearMethod:
+    pass
+
+
+class Attention:
+    """SGLang's LlamaAttention as far as Q, K and V go; the rotation scales by the position."""
+
+    head_dim, q_size, kv_size = HEAD, HEADS * HEAD, KV_HEADS * HEAD
+
+    def __init__(self, method: Any, **fields: Any) -> None:
+        weight = torch.randn((HEADS + 2 * KV_HEADS) * HEAD, INPUT)
+        self.qkv_proj = Projection(weight, method)
+        vars(self.qkv_proj).update(fields)
+
+    @staticmethod
+    def rotary_emb(positions: Any, q: Any, k: Any) -> tuple[Any, Any]:
+        assert q.shape[-1] % HEAD == 0, "whole heads"
+        return q * positions[:, None], k * positions[:, None]
+
+    def forward_prepare_native(self, positions: Any, inputs: Any) -> tuple[Any, Any, Any]:
+        qkv, _ = self.qkv_proj(inputs)
+        q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], dim=-1)
+        return (*self.rotary_emb(positions, q, k), v)
+
+
+class Projection(SimpleNamespace):
+    def __init__(self, weight: Any, method: Any) -> None:
+        super().__init__(weight=weight, quant_method=method, bias=None)
+
+    def __call__(self, inputs: Any) -> tuple[Any, None]:
+        return inputs @ self.weight.T, None
+
+
+@pytest.fixture
+def linear(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"unquantized_linear": UnquantizedLinearMethod}
+    monkeypatch.setattr(draft_kv.sglang_api, "resolve", names.__getitem__)
+
+
+@pytest.mark.usefixtures("linear")
+def test_k_and_v_without_most_queries_are_those_with_all() -> None:
+    attention = Attention(UnquantizedLinearMethod())
+    narrow = draft_kv._with_one_query_head(attention)
+    positions, inputs = torch.arange(1, 4), torch.randn(3, INPUT)
+    _, k, v = attention.forward_prepare_native(positions, inputs)
+    one, k_alone, v_alone = Attention.forward_prepare_native(narrow, positions, inputs)
+    assert tuple(one.shape) == (3, HEAD)
+    torch.testing.assert_close(k_alone, k)
+    torch.testing.assert_close(v_alone, v)
+
+
+@pytest.mark.usefixtures("linear")
+def test_weights_loaded_later_are_used() -> None:
+    attention = Attention(UnquantizedLinearMethod())
+    narrow = draft_kv._with_one_query_head(attention)
+    attention.qkv_proj.weight = torch.zeros_like(attention.qkv_proj.weight)
+    projected, _ = narrow.qkv_proj(torch.randn(3, INPUT))
+    assert not projected.any()
+
+
+@pytest.mark.usefixtures("linear")
+@pytest.mark.parametrize(
+    ("method", "fields"),
+    [
+        (Fp8LinearMethod(), {}),
+        (UnquantizedLinearMethod(), {"bias": torch.zeros(1)}),
+        (UnquantizedLinearMethod(), {"use_intel_amx_backend": True}),
+    ],
+    ids=["quantized", "bias", "packed"],
+)
+def test_other_projections_are_taken_whole(method: Any, fields: dict[str, Any]) -> None:
+    attention = Attention(method, **fields)
+    assert draft_kv._with_one_query_head(attention) is attention

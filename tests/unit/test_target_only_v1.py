@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import step_stand_ins
 from pytest_mock import MockerFixture
-from step_stand_ins import CaptureHiddenMode, ForwardMode
+from step_stand_ins import CaptureHiddenMode, ForwardMode, written
 
 torch = pytest.importorskip("torch", reason="torch is not installed: the step works on tensors")
 
@@ -122,6 +122,7 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     place = SimpleNamespace(qualname="CudaGraphRunner")
     monkeypatch.setattr(api, "_place", lambda name: place)
     monkeypatch.setattr(step, "DraftKVWriter", Writer)
+    monkeypatch.setattr(api, "copies_draft_kv", lambda worker: worker.hicache)
     monkeypatch.setattr(Writer, "reason", None)
     monkeypatch.setattr(observe, "log_on_first_rank", lambda text: None)
 
@@ -195,6 +196,7 @@ class World:
         self.worker = SimpleNamespace(
             topk=1,
             speculative_algorithm=algorithm,
+            hicache=False,
             draft_model_runner=SimpleNamespace(),
             draft_tp_context=None,
             req_to_token_pool=SimpleNamespace(req_to_token=table),
@@ -291,7 +293,7 @@ def test_the_sampled_tokens_are_the_next_bonus(world: World, field: str) -> None
 
 def test_the_drafts_kv_is_written_for_the_position_just_decoded(world: World) -> None:
     world.decode(decode_batch(THREE))
-    ((tokens, hidden, positions, slots),) = world.step._writer.written  # type: ignore[union-attr]
+    ((tokens, hidden, positions, slots),) = written(world.step)
     assert tokens.tolist() == [71, 94, 52]
     assert positions.tolist() == [7, 9, 5]
     assert slots.tolist() == [slot(1, 7), slot(4, 9), slot(2, 5)]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import step_stand_ins
 from pytest_mock import MockerFixture
-from step_stand_ins import CaptureHiddenMode, ForwardMode
+from step_stand_ins import CaptureHiddenMode, ForwardMode, last_hidden, written
 
 torch = pytest.importorskip("torch", reason="torch is not installed: the step works on tensors")
 
@@ -88,6 +88,7 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "recurrent_hidden", lambda draft: (DRAFT_WIDTH, torch.float16))
     monkeypatch.setattr(api, "decode_graph_runner", lambda runner: None)
     monkeypatch.setattr(step, "DraftKVWriter", Writer)
+    monkeypatch.setattr(api, "copies_draft_kv", lambda worker: worker.hicache)
     monkeypatch.setattr(Writer, "reason", None)
     monkeypatch.setattr(observe, "log_on_first_rank", lambda text: None)
     EVENTS.clear()
@@ -113,6 +114,7 @@ class World:
             topk=TOPK,
             speculative_num_draft_tokens=WIDTH,
             speculative_algorithm=algorithm,
+            hicache=False,
             draft_worker=SimpleNamespace(
                 draft_runner=SimpleNamespace(),
                 req_to_token_pool=SimpleNamespace(req_to_token=req_to_token),
@@ -210,7 +212,7 @@ def test_speculating_is_sglangs_own_step(world: World) -> None:
 def test_above_n_sglangs_own_step_does_not_run(world: World) -> None:
     world.decode(decode_batch(THREE))
     world.original.assert_not_called()
-    assert EVENTS == ["target", "draft contexts", "kv write"]
+    assert EVENTS == ["target"]
 
 
 @pytest.mark.parametrize("after", [[], [THREE]], ids=["speculating", "target-only"])
@@ -305,7 +307,7 @@ def test_published_once_and_before_the_draft_works(world: World) -> None:
 
     world.decode(decode_batch(THREE), on_publish=on_publish)
     assert published == [[8, 10, 6]]
-    assert EVENTS == ["target", "publish", "draft contexts", "kv write"]
+    assert EVENTS == ["target", "publish"]
 
 
 @pytest.mark.parametrize(
@@ -339,7 +341,7 @@ def test_without_log_probabilities_there_are_none(world: World) -> None:
 
 def test_draft_kv_is_written_at_the_consumed_position(world: World) -> None:
     world.decode(decode_batch(THREE))
-    ((tokens, hidden, positions, slots),) = world.step._writer.written
+    ((tokens, hidden, positions, slots),) = written(world.step)
     assert equal(tokens, [71, 94, 52])  # the token after the position
     assert tokens.dtype == torch.int64
     assert equal(hidden, [hidden_of(1, 7), hidden_of(4, 9), hidden_of(2, 5)])
@@ -350,23 +352,16 @@ def test_draft_kv_is_written_at_the_consumed_position(world: World) -> None:
 
 def test_hidden_states_are_kept_by_pool_index(world: World) -> None:
     world.decode(decode_batch(THREE))
-    kept = world.step._last_hidden
-    assert tuple(kept.shape) == (POOL, TARGET_WIDTH)
-    assert [kept[i].tolist() for i in (1, 4, 2)] == [
-        hidden_of(1, 7),
-        hidden_of(4, 9),
-        hidden_of(2, 5),
-    ]
-    assert equal(kept[[0, 3, 5]], [[0.0] * TARGET_WIDTH] * 3)
+    kept = [hidden_of(1, 7), hidden_of(4, 9), hidden_of(2, 5)]
+    assert equal(last_hidden(world.step, 1, 4, 2), kept)
+    assert equal(last_hidden(world.step, 0, 3, 5), [[0.0] * TARGET_WIDTH] * 3)
 
 
 def test_a_reused_pool_index_holds_the_new_request(world: World) -> None:
     world.decode(decode_batch({1: 7, 4: 9, 2: 5}))
     world.decode(decode_batch({1: 8, 4: 20, 3: 5}))  # 4 is another request now, 2 has finished
-    kept = world.step._last_hidden
-    assert kept[4].tolist() == hidden_of(4, 20)
-    assert kept[1].tolist() == hidden_of(1, 8)
-    assert kept[2].tolist() == hidden_of(2, 5)
+    kept = [hidden_of(4, 20), hidden_of(1, 8), hidden_of(2, 5)]
+    assert equal(last_hidden(world.step, 4, 1, 2), kept)
 
 
 def extend_batch(lengths: dict[int, int], **fields: Any) -> SimpleNamespace:
@@ -390,21 +385,38 @@ def prefill(world: World, batch: Any) -> Any:
     return made
 
 
+PREFILLED = Result(logits_output=Result(hidden_states=torch.zeros(4, TARGET_WIDTH)))
+
+
+def test_what_waits_is_written_before_a_prefill_that_may_read_it(world: World) -> None:
+    world.decode(decode_batch(THREE))
+    world.original.side_effect = lambda *a, **k: EVENTS.append("original") or PREFILLED
+    EVENTS.clear()
+    world.decode(extend_batch({3: 4}))
+    assert EVENTS == ["draft contexts", "kv write", "original"]
+
+
+def test_with_hicache_nothing_waits(world: World) -> None:
+    world.worker.hicache = True
+    world.step = v2.TargetOnlyStep(world.worker, Settings(2, 2, 1))
+    world.decode(decode_batch(THREE))
+    assert EVENTS == ["target", "draft contexts", "kv write"]
+
+
 def test_a_prefill_while_target_only_leaves_each_requests_last_row(world: World) -> None:
     world.decode(decode_batch(THREE))
     prefill(world, extend_batch({3: 4, 5: 1, 0: 6}))
-    kept = world.step._last_hidden
-    assert [kept[i, 0].item() for i in (3, 5, 0)] == [3.0, 4.0, 10.0]
-    assert kept[1].tolist() == hidden_of(1, 7)
+    assert equal(last_hidden(world.step, 3, 5, 0)[:, 0], [3.0, 4.0, 10.0])
+    assert equal(last_hidden(world.step, 1), [hidden_of(1, 7)])
 
 
 def test_a_chunk_counts_with_its_own_length(world: World) -> None:
     world.decode(decode_batch(THREE))
     # 20 tokens are in, this chunk brings 2 more of request 3 and all 3 of request 5
     prefill(world, extend_batch({3: 22, 5: 3}, extend_lens=[2, 3]))
-    assert [world.step._last_hidden[i, 0].item() for i in (3, 5)] == [1.0, 4.0]
+    assert equal(last_hidden(world.step, 3, 5)[:, 0], [1.0, 4.0])
     prefill(world, extend_batch({3: 27}, extend_lens=[5]))
-    assert world.step._last_hidden[3, 0].item() == 4.0
+    assert equal(last_hidden(world.step, 3)[:, 0], [4.0])
 
 
 def test_a_prefill_beside_decodes_of_other_ranks_is_a_prefill(world: World) -> None:
@@ -416,7 +428,7 @@ def test_a_prefill_beside_decodes_of_other_ranks_is_a_prefill(world: World) -> N
 
 def test_a_prefill_while_speculating_keeps_nothing(world: World) -> None:
     prefill(world, extend_batch({3: 4}))
-    assert not world.step._last_hidden.any()
+    assert not last_hidden(world.step, *range(POOL)).any()
 
 
 def test_a_prefill_is_no_decode_step(world: World) -> None:
@@ -466,7 +478,7 @@ def test_resume_comes_before_sglangs_own_step_with_the_same_batch(world: World) 
     fields = dict(vars(batch))
     world.original.side_effect = lambda *a, **k: EVENTS.append("original")
     world.decode(batch, on_publish="p")
-    assert EVENTS == ["draft contexts", "draft extend", "original"]
+    assert EVENTS == ["draft contexts", "kv write", "draft contexts", "draft extend", "original"]
     world.original.assert_called_once_with(world.worker, batch, on_publish="p")
     assert vars(batch) == fields
 
@@ -526,7 +538,7 @@ def test_such_a_draft_needs_no_extend_on_resume(own_extend: World) -> None:
 
 def test_such_a_draft_keeps_no_hidden_states(own_extend: World) -> None:
     own_extend.decode(decode_batch(THREE))
-    assert own_extend.step._last_hidden is None
+    assert own_extend.step._warm_draft is None
     prefill(own_extend, extend_batch({3: 4}))
 
 
@@ -553,27 +565,11 @@ def test_with_graphs_the_target_runs_in_their_place(world: World) -> None:
             yield
             inside.pop()
 
-    class WriteGraphs:
-        def fits(self, size: int) -> bool:
-            return size <= 3
-
-        def write(self, *arguments: Any) -> None:
-            EVENTS.append("graph write")
-            self.arguments = arguments
-
     world.target.side_effect = seen_by(world.target.side_effect, inside)
-    world.step._target_graphs, world.step._write_graphs = Graphs(), WriteGraphs()
+    world.step._target_graphs = Graphs()
     world.decode(decode_batch(THREE))
-    assert EVENTS == ["target inside", "target", "graph write"]
+    assert EVENTS == ["target inside", "target"]
     assert inside == []
-    tokens, pool_indices, positions, slots = world.step._write_graphs.arguments
-    assert equal(tokens, [71, 94, 52])
-    assert equal(pool_indices, [1, 4, 2])
-    assert equal(positions, [7, 9, 5])
-    assert equal(slots, [slot(1, 7), slot(4, 9), slot(2, 5)])
-    EVENTS.clear()
-    world.decode(decode_batch({**THREE, 5: 3}))  # more than the largest graph
-    assert EVENTS == ["target inside", "target", "draft contexts", "kv write"]
 
 
 def seen_by(target: Callable[..., Any], inside: list[bool]) -> Callable[..., Any]:

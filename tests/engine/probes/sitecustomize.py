@@ -11,6 +11,7 @@ in /server_info. Faults come in two ways:
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import logging
 import multiprocessing
 import os
@@ -132,15 +133,27 @@ def _raw(target: str) -> Any:
 
 
 # ------------------------------------------------------------------ turned on by a file
-def switch_draft_kv_faults(draft_kv: ModuleType) -> None:
-    cls = draft_kv.DraftKVWriter
-    write = cls.write
+def switch_draft_kv_faults(warm_draft: ModuleType) -> None:
+    write, stepped = warm_draft.DraftKVWriter.write, warm_draft.WarmDraft.stepped
 
-    def write_unless_cold(self: Any, *args: Any, **kwargs: Any) -> None:
-        if not is_on("cold_draft"):
-            write(self, *args, **kwargs)
+    def write_and_say(self: Any, tokens: Any, *args: Any) -> None:
+        say(f"draft kv rows={len(tokens)}")
+        write(self, tokens, *args)
 
-    cls.write = write_unless_cold
+    def stepped_unless_cold(
+        self: Any, pool_indices: Any, tokens: Any, hidden: Any, positions: Any, slots: Any
+    ) -> None:
+        if is_on("cold_draft"):
+            slots = slots * 0  # the sink of padded rows
+        stepped(self, pool_indices, tokens, hidden, positions, slots)
+
+    warm_draft.DraftKVWriter.write = write_and_say
+    warm_draft.WarmDraft.stepped = stepped_unless_cold
+
+
+COMPARE_EVERY = 3
+compared = itertools.cycle(range(COMPARE_EVERY))
+"""The comparison has what waits written: on every step nothing would wait."""
 
 
 def switch_step_faults(v2: ModuleType) -> None:
@@ -152,7 +165,7 @@ def switch_step_faults(v2: ModuleType) -> None:
         if is_on("leak"):
             # what a second allocation for slots that are reserved already would do
             batch.token_to_kv_pool_allocator.alloc(1)
-        if is_on("compare_draft_kv"):
+        if is_on("compare_draft_kv") and next(compared) == 0:
             say(f"draft kv difference={_difference_to_own_extend(self, batch, result):.3e}")
         return result
 
@@ -166,7 +179,7 @@ def _difference_to_own_extend(step: Any, batch: Any, result: Any) -> float:
     slots = sglang_api.reserved_slots(batch, step._req_to_token, batch.seq_lens, 1)
     size = batch.seq_lens.shape[0]
     scratch = step._stubs.draft_input(size, result.next_token_ids)
-    hidden = step._last_hidden[batch.req_pool_indices]
+    hidden = step._warm_draft.last_hidden(batch.req_pool_indices)
     return _difference(
         step,
         slots,
@@ -182,9 +195,9 @@ def switch_v1_step_faults(v1: ModuleType) -> None:
         result = decode(self, batch)
         if is_on("leak"):
             batch.token_to_kv_pool_allocator.alloc(1)
-        if is_on("compare_draft_kv"):
+        if is_on("compare_draft_kv") and next(compared) == 0:
             tokens, draft_input = result.next_token_ids, batch.spec_info
-            hidden = self._last_hidden[batch.req_pool_indices]
+            hidden = self._warm_draft.last_hidden(batch.req_pool_indices)
             difference = _difference(
                 self, batch.out_cache_loc, lambda: self._draft_extend(batch, tokens, hidden)
             )
@@ -242,7 +255,7 @@ def hide_plugin() -> None:
 Patch = Callable[[ModuleType], None]
 PROBES: dict[str, Patch] = {
     "sglang.srt.models.llama_eagle3": watch_draft_forwards,
-    "sglang_spec_ext.target_only.draft_kv": switch_draft_kv_faults,
+    "sglang_spec_ext.target_only.warm_draft": switch_draft_kv_faults,
 }
 BY_WORKER: dict[str, dict[str, Patch]] = {
     "spec-v2": {
