@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from sglang_spec_ext.ops.bench.results import Level, Load, Plan, Results, Run
+from sglang_spec_ext.ops.bench.server import BootError, Server, await_boots, starting
 
 LOAD = Load("random ids, 8 tokens", 64, None, 4, 16, 0)
 
@@ -47,3 +51,14 @@ def results(*runs: Run) -> Results:
     variants = list(dict.fromkeys(each.variant for each in runs))
     concurrency = sorted({item.concurrency for each in runs for item in each.levels})
     return Results(Plan(variants, 1, concurrency, LOAD, ["server"]), [*runs])
+
+
+@contextmanager
+def booted(
+    command: list[str], environ: Mapping[str, str], port: int, log: Path, timeout_s: float
+) -> Iterator[Server]:
+    """One server, up. Raises BootError if it does not come up."""
+    with starting(command, environ, port, log) as server:
+        for why in await_boots([server], timeout_s, lambda seconds: None).values():
+            raise BootError(why)
+        yield server

@@ -16,10 +16,11 @@ from typing import Any
 
 import psutil
 import pytest
+from bench_levels import booted
 from click.testing import CliRunner
 
 from sglang_spec_ext.ops.bench.command import bench
-from sglang_spec_ext.ops.bench.server import free_port, launched
+from sglang_spec_ext.ops.bench.server import free_port
 from sglang_spec_ext.ops.bench.server_log import BootLog
 from sglang_spec_ext.ops.bench.sweep import boot_notes, infer_label
 from sglang_spec_ext.ops.bench.variants import Variant
@@ -91,6 +92,28 @@ def test_a_variant_that_does_not_boot_is_recorded_and_the_rest_goes_on(tmp_path:
     assert "adaptive, boot 1: did not boot" in output
 
 
+def test_variants_that_boot_together_are_measured_one_at_a_time(tmp_path: Path) -> None:
+    code, output, document = measure(
+        tmp_path,
+        *("--variants", "off,adaptive,on,threshold=4", "--concurrency", "1", "--boots", "2"),
+        *("--together", "3"),
+        server=[*SERVER, *SPECULATIVE, "--fake-fault", "adaptive-crashes-at-boot"],
+    )
+    assert code == 3, output
+    runs = document["runs"]
+    boots = [(run["variant"], run["boot"]) for run in runs]
+    assert boots == [(v, b) for b in (1, 2) for v in ("off", "adaptive", "on", "threshold=4")]
+    for run in runs:
+        beside = any("booted beside others" in note for note in run["notes"])
+        if run["variant"] == "adaptive":
+            assert "fake checkpoint is broken" in run["failure"]
+            continue
+        assert len(run["levels"]) == 1 and run["failure"] is None
+        # the fourth has no companion left
+        assert beside == (run["variant"] != "threshold=4")
+        assert (run["gpu_memory_used_mib"] is None) or not beside
+
+
 def test_nothing_boots(tmp_path: Path) -> None:
     code, output, document = measure(
         tmp_path,
@@ -150,10 +173,11 @@ def test_levels_at_the_cap_and_without_graphs_are_not_used(tmp_path: Path) -> No
 
 
 @contextmanager
-def interruptible(out: Path, pids: Path) -> Iterator[subprocess.Popen[str]]:
+def interruptible(out: Path, pids: Path, variants: str = "off") -> Iterator[subprocess.Popen[str]]:
     """A sweep whose second level never ends, handed over while that level runs."""
-    server = [*SERVER, "--fake-fault", "hangs-at-two", "--fake-pids", str(pids)]
-    options = ["--variants", "off", "--concurrency", "1,2", "--boots", "1", "--out", str(out)]
+    server = [*SERVER, *SPECULATIVE, "--fake-fault", "hangs-at-two", "--fake-pids", str(pids)]
+    options = ["--variants", variants, "--concurrency", "1,2", "--boots", "1", "--out", str(out)]
+    options += ["--together", "2"]
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "sglang_spec_ext.ops.bench", *QUICK, *options),
@@ -202,6 +226,19 @@ def test_interrupted_in_a_level(tmp_path: Path, number: signal.Signals, code: in
     assert f"--out {out} --resume continues" in output
 
 
+def test_interrupted_while_others_wait_all_are_stopped(tmp_path: Path) -> None:
+    pids, out = tmp_path / "pids", tmp_path / "out"
+    with interruptible(out, pids, "off,on") as process:
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    stopped = [is_alive(int(pid)) for pid in pids.read_text().split()]
+    assert stopped == [False] * 4
+    off, on = json.loads((out / "bench.json").read_text())["runs"]
+    assert (off["failure"], len(off["levels"])) == ("interrupted", 1)
+    assert (on["failure"], len(on["levels"])) == ("interrupted", 0)
+
+
 def test_resumed_sweeps_measure_what_is_missing(tmp_path: Path) -> None:
     base = [*SERVER, *SPECULATIVE]
     first = ("--variants", "off", "--concurrency", "1", "--boots", "1")
@@ -229,7 +266,7 @@ def test_a_running_server(tmp_path: Path) -> None:
     port = free_port()
     server = [*SERVER, "--host", "127.0.0.1", "--port", str(port), *SPECULATIVE]
     log = tmp_path / "server.log"
-    with launched(server, os.environ, port, log, 60) as running:
+    with booted(server, os.environ, port, log, 60) as running:
         options = ("--url", running.url + "/", "--concurrency", "2")
         code, output, with_log = measure(tmp_path / "a", *options, "--log", str(log))
         assert code == 0, output

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from bench_levels import booted
 
 from sglang_spec_ext.ops.bench import server as module
 from sglang_spec_ext.ops.bench.server import (
@@ -20,7 +21,6 @@ from sglang_spec_ext.ops.bench.server import (
     Server,
     free_port,
     is_healthy,
-    launched,
     server_info,
 )
 
@@ -42,7 +42,7 @@ def start(
     port = free_port()
     command = [sys.executable, str(FAKE), "--host", "127.0.0.1", "--port", str(port)]
     command += ["--fake-pids", str(pids), *options]
-    return pids, lambda: launched(command, os.environ, port, tmp_path / "log", timeout_s)
+    return pids, lambda: booted(command, os.environ, port, tmp_path / "log", timeout_s)
 
 
 def pids_in(path: Path) -> list[int]:
@@ -105,7 +105,7 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
 def test_a_program_that_does_not_exist(tmp_path: Path) -> None:
     with (
         pytest.raises(BootError, match="cannot start /no/such: No such file"),
-        launched(["/no/such"], {}, free_port(), tmp_path / "log", 1),
+        booted(["/no/such"], {}, free_port(), tmp_path / "log", 1),
     ):
         pass
 

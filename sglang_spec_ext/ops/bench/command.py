@@ -123,6 +123,14 @@ def _concurrency(ctx: click.Context, parameter: click.Parameter, value: str) -> 
     help="Boots of each variant: their spread is the noise.",
 )
 @click.option(
+    "--together",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Variants that boot at once, to save time; one is measured at a time, the others idle. "
+    "All of them must fit into the GPU's memory: limit theirs, e.g. by --max-total-tokens.",
+)
+@click.option(
     "--concurrency",
     default="1,2,4,8,16,32,64,128",
     show_default=True,
@@ -211,6 +219,7 @@ def run(
     api_key: str | None,
     variants: str,
     boots: int,
+    together: int,
     concurrency: list[int],
     requests_per_level: int | None,
     output_tokens: int,
@@ -267,6 +276,7 @@ def run(
     # Only measuring needs the client's library; other commands must work without it.
     try:
         from sglang_spec_ext.ops.bench.sweep import (
+            Launch,
             Session,
             infer_label,
             sweep_running,
@@ -299,9 +309,9 @@ def run(
             if url:
                 sweep_running(session, plan.variants[0], url, log_path)
             else:
-                sweep_variants(
-                    session, chosen, base_command, os.environ, folder / LOGS_NAME, boot_timeout
-                )
+                logs = folder / LOGS_NAME
+                launch = Launch(base_command, os.environ, logs, boot_timeout, together)
+                sweep_variants(session, chosen, launch)
     except KeyboardInterrupt:
         interrupted = True
     except PromptsError as error:

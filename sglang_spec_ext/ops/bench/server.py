@@ -52,12 +52,29 @@ class ServerLog:
 
 @dataclass
 class Server:
-    """A running server that we started. boot_s: seconds from start to the first healthy answer."""
+    """A server that we started. boot_s: seconds from start to the first healthy answer."""
 
     url: str
     log: ServerLog
     process: subprocess.Popen[bytes]
-    boot_s: float
+    started: float
+    boot_s: float | None = None
+
+    def is_up(self) -> bool:
+        """Whether it has answered by now. Raises BootError if it died before it did."""
+        if self.boot_s is None and is_healthy(self.url):
+            self.boot_s = time.monotonic() - self.started
+        if self.boot_s is None and self.process.poll() is not None:
+            raise BootError(_death_notice(self.process, self.log))
+        return self.boot_s is not None
+
+    def check_patience(self, timeout_s: float) -> None:
+        """Raises BootError if it has been booting for longer than ``timeout_s`` seconds."""
+        if time.monotonic() - self.started > timeout_s:
+            raise BootError(
+                f"no healthy answer within {timeout_s:.0f} s (--boot-timeout); "
+                f"its log: {first_cause(self.log.content())}"
+            )
 
     def death(self) -> str | None:
         """Why the server no longer serves, None if it still does."""
@@ -67,22 +84,15 @@ class Server:
 
 
 @contextlib.contextmanager
-def launched(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    port: int,
-    log_path: Path,
-    timeout_s: float,
-    on_wait: Callable[[float], None] = lambda seconds: None,
+def starting(
+    command: Sequence[str], environment: Mapping[str, str], port: int, log_path: Path
 ) -> Iterator[Server]:
-    """Boots ``command``, yields the server, and stops it however the block ends.
+    """Starts ``command``, yields the server while it boots, and stops it however the block ends.
 
-    on_wait is called with the seconds since the start while the server boots.
-    Raises BootError if it dies or does not answer within ``timeout_s`` seconds.
+    Raises BootError if there is no such command.
     """
-    log = ServerLog(log_path)
-    started = time.monotonic()
     with log_path.open("wb") as file:
+        started = time.monotonic()
         try:
             process = subprocess.Popen(
                 command,
@@ -95,21 +105,41 @@ def launched(
         except OSError as error:
             raise BootError(f"cannot start {command[0]}: {error.strerror}") from error
     try:
-        url = f"http://127.0.0.1:{port}"
-        while not is_healthy(url):
-            waited = time.monotonic() - started
-            if process.poll() is not None:
-                raise BootError(_death_notice(process, log))
-            if waited > timeout_s:
-                raise BootError(
-                    f"no healthy answer within {timeout_s:.0f} s (--boot-timeout); "
-                    f"its log: {first_cause(log.content())}"
-                )
-            on_wait(waited)
-            time.sleep(_POLL_S)
-        yield Server(url, log, process, time.monotonic() - started)
+        yield Server(f"http://127.0.0.1:{port}", ServerLog(log_path), process, started)
     finally:
         stop(process)
+
+
+def await_boots(
+    servers: Sequence[Server], timeout_s: float, on_wait: Callable[[float], None]
+) -> dict[int, str]:
+    """Waits until each server answers or has failed.
+
+    Args:
+        timeout_s: for each server, from its start.
+        on_wait: called with the seconds of waiting so far.
+
+    Returns:
+        Why a server did not come up, by its place in ``servers``. It is stopped then.
+    """
+    failures: dict[int, str] = {}
+    begun = time.monotonic()
+    while True:
+        waiting = False
+        for place, server in enumerate(servers):
+            if place in failures:
+                continue
+            try:
+                if not server.is_up():
+                    server.check_patience(timeout_s)
+                    waiting = True
+            except BootError as error:
+                failures[place] = str(error)
+                stop(server.process)
+        if not waiting:
+            return failures
+        on_wait(time.monotonic() - begun)
+        time.sleep(_POLL_S)
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,11 @@ from sglang_spec_ext.ops.bench.server import (
     BootError,
     Server,
     ServerLog,
+    await_boots,
     free_port,
-    launched,
     server_info,
+    starting,
+    stop,
 )
 from sglang_spec_ext.ops.bench.server_log import BootLog, LevelLog, read_boot, read_level
 from sglang_spec_ext.ops.bench.variants import (
@@ -71,27 +74,33 @@ class Session:
         return self.results.plan.load
 
 
-def sweep_variants(
-    session: Session,
-    variants: Sequence[Variant],
-    base: Sequence[str],
-    environ: Mapping[str, str],
-    logs: Path,
-    boot_timeout_s: float,
-) -> None:
+@dataclass(frozen=True)
+class Launch:
+    """How the servers of a sweep are started. ``together`` of them boot at once."""
+
+    base: Sequence[str]
+    environ: Mapping[str, str]
+    logs: Path
+    boot_timeout_s: float
+    together: int = 1
+
+
+def sweep_variants(session: Session, variants: Sequence[Variant], launch: Launch) -> None:
     """Boots and measures what the plan still lacks, one server at a time.
 
     Every variant is booted once before any is booted again, so that a slow drift of the machine
     shows as spread instead of favouring one of them, and an interrupted sweep is complete sooner.
     """
-    plan = session.results.plan
-    for boot in range(1, plan.boots + 1):
-        for variant in variants:
-            missing = session.results.missing_levels(variant.label, boot)
-            if missing:
-                _boot_and_measure(
-                    session, variant, boot, missing, base, environ, logs, boot_timeout_s
-                )
+    results = session.results
+    for boot in range(1, results.plan.boots + 1):
+        lacking = [v for v in variants if results.missing_levels(v.label, boot)]
+        for group in _groups_of(launch.together, lacking):
+            _boot_and_measure(session, group, boot, launch)
+
+
+def _groups_of(size: int, variants: Sequence[Variant]) -> Iterator[Sequence[Variant]]:
+    for start in range(0, len(variants), size):
+        yield variants[start : start + size]
 
 
 def sweep_running(session: Session, label: str, url: str, log: Path | None) -> None:
@@ -127,60 +136,90 @@ def infer_label(info: Mapping[str, Any], log: Path | None) -> str | None:
 
 
 def _boot_and_measure(
-    session: Session,
-    variant: Variant,
-    boot: int,
-    missing: Sequence[int],
-    base: Sequence[str],
-    environ: Mapping[str, str],
-    logs: Path,
-    boot_timeout_s: float,
+    session: Session, variants: Sequence[Variant], boot: int, launch: Launch
 ) -> None:
-    plan = session.results.plan
+    """Boots the servers together, then measures one after another while the others idle."""
+    report, begun = session.reporter, []
+    try:
+        with ExitStack() as stack:
+            servers = []
+            for variant in variants:
+                run, start = _prepare(session, variant, boot, launch)
+                begun.append(run)
+                try:
+                    servers.append((variant, run, stack.enter_context(start)))
+                except BootError as error:
+                    _did_not_boot(session, run, str(error))
+            report.begin(f"{', '.join(v.label for v, *_ in servers)}, boot {boot}: booting")
+            failures = await_boots(
+                [server for *_, server in servers], launch.boot_timeout_s, report.still_waiting
+            )
+            for place, (variant, run, server) in enumerate(servers):
+                if place in failures:
+                    _did_not_boot(session, run, failures[place])
+                    continue
+                info = server_info(server.url, session.api_key)
+                _describe_boot(run, variant, server, info, alone=len(variants) == 1)
+                capture = "" if run.capture_gb is None else f", graphs {run.capture_gb:.2f} GB"
+                report.say(f"{_name(session, run)}: up after {server.boot_s:.1f} s{capture}")
+                for note in run.notes:
+                    report.say(f"{_name(session, run)}: NOTE {note}")
+                missing = session.results.missing_levels(variant.label, boot)
+                _measure_levels(session, run, missing, server.url, server.log, server, info)
+                stop(server.process)
+    except KeyboardInterrupt:
+        for run in begun:
+            if session.results.missing_levels(run.variant, boot):
+                run.failure = run.failure or "interrupted"
+        raise
+    finally:
+        for run in begun:
+            run.finished = run.finished or now()
+        session.save()
+
+
+def _prepare(
+    session: Session, variant: Variant, boot: int, launch: Launch
+) -> tuple[Run, AbstractContextManager[Server]]:
+    """The record of a boot, already among the results, and what starts its server."""
     port = free_port()
-    command = command_for(variant, base, port)
-    environment = environment_for(variant, environ)
-    log_path = _unused_log_path(logs, variant.label, boot)
-    name = f"{variant.label}, boot {boot} of {plan.boots}"
+    command = command_for(variant, launch.base, port)
+    environment = environment_for(variant, launch.environ)
+    log_path = _unused_log_path(launch.logs, variant.label, boot)
     run = Run(
         variant.label,
         boot,
         command=redacted(command),
         started=now(),
         environment=describe_machine(command, environment),
-        log_file=f"{logs.name}/{log_path.name}",
+        log_file=f"{launch.logs.name}/{log_path.name}",
     )
     session.results.runs.append(run)
-    session.reporter.begin(f"{name}: booting")
-    try:
-        with launched(
-            command, environment, port, log_path, boot_timeout_s, session.reporter.still_waiting
-        ) as server:
-            info = server_info(server.url, session.api_key)
-            _describe_boot(run, variant, server, info)
-            capture = "" if run.capture_gb is None else f", graphs {run.capture_gb:.2f} GB"
-            session.reporter.say(f"{name}: up after {server.boot_s:.1f} s{capture}")
-            for note in run.notes:
-                session.reporter.say(f"{name}: NOTE {note}")
-            _measure_levels(session, run, missing, server.url, server.log, server, info)
-    except BootError as error:
-        run.failure = f"did not boot: {error}"
-        session.reporter.say(f"{name}: FAILED, {run.failure}")
-    except KeyboardInterrupt:
-        run.failure = "interrupted"
-        raise
-    finally:
-        run.finished = now()
-        session.save()
+    return run, starting(command, environment, port, log_path)
 
 
-def _describe_boot(run: Run, variant: Variant, server: Server, info: dict[str, Any]) -> None:
+def _name(session: Session, run: Run) -> str:
+    return f"{run.variant}, boot {run.boot} of {session.results.plan.boots}"
+
+
+def _did_not_boot(session: Session, run: Run, why: str) -> None:
+    run.failure, run.finished = f"did not boot: {why}", now()
+    session.reporter.say(f"{_name(session, run)}: FAILED, {run.failure}")
+
+
+def _describe_boot(
+    run: Run, variant: Variant, server: Server, info: dict[str, Any], alone: bool
+) -> None:
     boot_log = read_boot(server.log.text())
     run.server = _facts(info)
     run.environment["sglang"] = info.get("version") or run.environment.get("sglang")
+    assert server.boot_s is not None  # it is up
     run.boot_s = round(server.boot_s, 2)
     run.capture_s, run.capture_gb = boot_log.capture_s, boot_log.capture_gb
-    run.gpu_memory_used_mib = gpu_memory_used_mib()
+    if alone:
+        run.gpu_memory_used_mib = gpu_memory_used_mib()
+    else:
+        run.notes.append("booted beside others: a server alone boots faster")
     run.notes += boot_notes(variant, info, boot_log)
 
 
