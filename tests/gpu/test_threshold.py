@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from functools import cache
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: nothing to ask for a GPU")
+
+import tiny_mla  # noqa: E402
+from wide_heads import widen  # noqa: E402
 
 from sglang_spec_ext.ops.bench.server import free_port  # noqa: E402
 from testbed import prompts  # noqa: E402
@@ -31,11 +35,14 @@ pytestmark = [
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 MODELS = ROOT / "testbed" / "models"
-N, TOKENS, BURST = 4, 300, 12
+N, TOKENS, BURST = 4, 400, 12
 SWITCHES = 50
+TIMEOUT_S = 400
+ACCEPTED = 3.0
+"""Tokens per verify of the tiny pair whose draft is warm; about 1 when it is cold."""
+
 GRAPHS_UP_TO = "cuda_graph_max_bs_decode"
-MEMORY_GROWTH = 64 * 2**20
-"""Other processes of the GPU are in it as well."""
+MEMORY_GROWTH = 16 * 2**20
 
 
 def speculative(draft: Path, topk: int) -> dict[str, Any]:
@@ -48,13 +55,8 @@ def speculative(draft: Path, topk: int) -> dict[str, Any]:
     }
 
 
-def run(
-    target: Path,
-    flags: dict[str, Any],
-    rounds: int,
-    env: dict[str, str] | None = None,
-    context: int = prompts.ORDER,
-) -> dict[str, Any]:
+def run(target: Path, flags: dict[str, Any], rounds: int, log: Path) -> dict[str, Any]:
+    """What `swinging_load` found; the engine's log goes to the file ``log``."""
     engine = {
         "model_path": str(target),
         "skip_tokenizer_init": True,
@@ -70,16 +72,20 @@ def run(
         **json.loads(os.environ.get("SPEC_EXT_GPU_ENGINE", "{}")),
     }
     plan = {"engine": engine, "rounds": rounds, "tokens": TOKENS, "burst": BURST}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "swinging_load.py"), json.dumps({**plan, "context": context})],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=540,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    log = (done.stdout[:2000] + "\n...\n" + done.stderr)[-8000:]
-    assert done.returncode == 0 and lines, log
+    command = [sys.executable, str(HERE / "swinging_load.py"), json.dumps(plan)]
+    path = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command, env={**os.environ, **path}, stdout=file, stderr=file, start_new_session=True
+        )
+    try:
+        code = process.wait(TIMEOUT_S)
+    finally:
+        with suppress(ProcessLookupError):  # the engine's processes as well
+            os.killpg(process.pid, signal.SIGKILL)
+    text = log.read_text(errors="replace")
+    lines = [line for line in text.splitlines() if line.startswith("RESULT ")]
+    assert code == 0 and lines, text[-6000:]
     result: dict[str, Any] = json.loads(lines[-1].removeprefix("RESULT "))
     return result
 
@@ -93,18 +99,10 @@ def assert_language(result: dict[str, Any]) -> None:
 
 
 def assert_crossed(result: dict[str, Any], switches: int) -> None:
-    done = result["plugin"]["switches"]
-    assert sum(done.values()) >= switches, done
-    assert result["plugin"]["steps"]["target-only"] > 5 * switches
-    assert result["plugin"]["mode"] == "speculating", "the last requests run alone"
-
-
-@cache
-def never_off(topk: int, **flags: Any) -> float:
-    """Accept length of the long requests on a server with plain speculation."""
-    plain = run(MODELS / "target", {**speculative(MODELS / "draft", topk), **flags}, rounds=6)
-    assert_language(plain)
-    return accept_length(plain)
+    plugin = result["plugin"]
+    assert sum(plugin["switches"].values()) >= switches, plugin
+    assert plugin["steps"]["target-only"] > 2 * switches, plugin
+    assert plugin["mode"] == "speculating", "the last requests run alone"
 
 
 def accept_length(result: dict[str, Any]) -> float:
@@ -114,47 +112,65 @@ def accept_length(result: dict[str, Any]) -> float:
     return sum(request["accept_length"] * request["verifies"] for request in long) / verifies
 
 
+TRITON = {"attention_backend": "triton"}
+THRESHOLD = {"speculative_disable_batch_threshold": N}
+
+
 @pytest.mark.parametrize("topk", [1, 4])
-def test_load_that_swings_across_n(topk: int) -> None:
-    flags = {"attention_backend": "triton", "speculative_disable_batch_threshold": N}
-    swung = run(MODELS / "target", {**speculative(MODELS / "draft", topk), **flags}, SWITCHES // 2)
+def test_load_that_swings_across_n(topk: int, tmp_path: Path) -> None:
+    """With a draft that needs its history, against a server that never stops to speculate."""
+    pair = {**speculative(MODELS / "draft", topk), **TRITON}
+    swung = run(MODELS / "target", {**pair, **THRESHOLD}, SWITCHES // 4 + 1, tmp_path / "log")
     assert_language(swung)
     assert_crossed(swung, SWITCHES)
-    assert accept_length(swung) >= 0.98 * never_off(topk, attention_backend="triton")
     assert swung["memory_growth"] < MEMORY_GROWTH
+    never_off = run(MODELS / "target", pair, 6, tmp_path / "log_never_off")
+    assert_language(never_off)
+    assert accept_length(swung) >= 0.98 * accept_length(never_off)
 
 
 @pytest.mark.parametrize("backend", ["fa3", "flashinfer"])
 @pytest.mark.parametrize("topk", [1, 4])
 def test_other_attention_backends(backend: str, topk: int, tmp_path: Path) -> None:
-    from wide_heads import widen
-
     for name in ("target", "draft"):
         widen(MODELS / name, tmp_path / name, 128)
-    flags = {"attention_backend": backend, "speculative_disable_batch_threshold": N}
-    pair = speculative(tmp_path / "draft", topk)
-    swung = run(tmp_path / "target", {**pair, **flags}, rounds=8)
+    flags = {**speculative(tmp_path / "draft", topk), "attention_backend": backend, **THRESHOLD}
+    swung = run(tmp_path / "target", flags, 5, tmp_path / "log")
     assert_language(swung)
-    assert_crossed(swung, 16)
-    assert accept_length(swung) >= 0.95 * never_off(topk, attention_backend="triton")
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_tensor_parallel_ranks() -> None:
-    flags = {"attention_backend": "triton", "speculative_disable_batch_threshold": N, "tp_size": 2}
-    swung = run(MODELS / "target", {**speculative(MODELS / "draft", 1), **flags}, rounds=8)
-    assert_language(swung)
-    assert_crossed(swung, 16)
-    assert accept_length(swung) >= 0.95 * never_off(1, attention_backend="triton")
+    assert_crossed(swung, 20)
+    assert accept_length(swung) > ACCEPTED
 
 
 @pytest.mark.parametrize("threshold", [3, 7, 12])
-def test_batches_around_every_captured_size_and_above_the_largest(threshold: int) -> None:
-    flags = {
-        "attention_backend": "triton",
-        "speculative_disable_batch_threshold": threshold,
-        GRAPHS_UP_TO: 8,
-    }
-    swung = run(MODELS / "target", {**speculative(MODELS / "draft", 1), **flags}, rounds=4)
+def test_batches_around_every_captured_size_and_above_the_largest(
+    threshold: int, tmp_path: Path
+) -> None:
+    sizes = {"speculative_disable_batch_threshold": threshold, GRAPHS_UP_TO: 8}
+    pair = {**speculative(MODELS / "draft", 1), **TRITON}
+    swung = run(MODELS / "target", {**pair, **sizes}, 4, tmp_path / "log")
     assert_language(swung)
-    assert_crossed(swung, 4)
+    assert_crossed(swung, 16)
+    assert accept_length(swung) > ACCEPTED
+
+
+def test_a_target_with_latent_attention(tmp_path: Path) -> None:
+    """Nothing is trained: the text must be that of a server that does not speculate."""
+    tiny_mla.write(tmp_path)
+    kind = {"dtype": "float32", **TRITON}
+    plain = run(tmp_path / "target", kind, 4, tmp_path / "log_plain")
+    flags = {**speculative(tmp_path / "draft", 1), **kind, **THRESHOLD}
+    swung = run(tmp_path / "target", flags, 4, tmp_path / "log")
+    assert_crossed(swung, 16)
+    expected = {tuple(r["prompt"]): r["output"] for one in plain["rounds"] for r in one}
+    for requests in swung["rounds"]:
+        for request in requests:
+            assert request["output"] == expected[tuple(request["prompt"])]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_two_tensor_parallel_ranks(tmp_path: Path) -> None:
+    pair = {**speculative(MODELS / "draft", 1), **TRITON, "tp_size": 2}
+    swung = run(MODELS / "target", {**pair, **THRESHOLD}, 5, tmp_path / "log")
+    assert_language(swung)
+    assert_crossed(swung, 20)
+    assert accept_length(swung) > ACCEPTED
