@@ -42,10 +42,23 @@ TARGET = {
     "qk_nope_head_dim": NOPE,
     "qk_rope_head_dim": ROPE,
     "v_head_dim": VALUE,
-    "n_routed_experts": None,
+    "n_routed_experts": 8,  # in none of the layers, all of which are dense
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "n_group": 1,
+    "topk_group": 1,
     "first_k_dense_replace": LAYERS,
     "moe_layer_freq": 1,
-    "rope_scaling": None,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 2.0,
+        "original_max_position_embeddings": 1024,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+    },
 }
 DRAFT = {
     **COMMON,
