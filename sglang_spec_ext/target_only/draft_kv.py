@@ -29,7 +29,7 @@ class DraftKVWriter:
     def __init__(self, draft_runner: Any) -> None:
         self._model = draft_runner.model.model
         (self._layer,) = _layers(self._model)
-        self._attention = _with_one_query_head(self._layer.self_attn)
+        self._attention = _with_fewest_query_heads(self._layer.self_attn)
         self._pool = draft_runner.token_to_kv_pool
         self.hidden_width: int = self._model.fc.in_features
         self.hidden_dtype: torch.dtype = self._model.fc.weight.dtype
@@ -85,20 +85,21 @@ class DraftKVWriter:
         return fused
 
 
-def _with_one_query_head(attention: Any) -> Any:
-    """What ``forward_prepare_native`` reads of an attention layer, with all but one query head left
-    out: they are most of the projection, and only the rotation wants one. Quantized and packed
-    weights are taken whole."""
-    projection, head = attention.qkv_proj, attention.head_dim
+def _with_fewest_query_heads(attention: Any) -> Any:
+    """What ``forward_prepare_native`` reads of an attention layer, with as few query heads as RoPE
+    kernels take: one for each KV head. The others are most of the projection, and nobody reads
+    them. Quantized and packed weights are taken whole."""
+    projection = attention.qkv_proj
     if not sglang_api.plain_weight(projection):
         return attention
+    left_out = attention.q_size - attention.kv_size
 
     def project(inputs: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return linear(inputs, projection.weight[attention.q_size - head :]), None
+        return linear(inputs, projection.weight[left_out:]), None
 
     return SimpleNamespace(
         qkv_proj=project,
-        q_size=head,
+        q_size=attention.kv_size,
         kv_size=attention.kv_size,
         rotary_emb=attention.rotary_emb,
     )

@@ -100,7 +100,7 @@ class Attention:
 
     @staticmethod
     def rotary_emb(positions: Any, q: Any, k: Any) -> tuple[Any, Any]:
-        assert q.shape[-1] % HEAD == 0, "whole heads"
+        assert q.shape[-1] % k.shape[-1] == 0, "a kernel for grouped queries takes no other"
         return q * positions[:, None], k * positions[:, None]
 
     def forward_prepare_native(self, positions: Any, inputs: Any) -> tuple[Any, Any, Any]:
@@ -126,11 +126,11 @@ def linear(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("linear")
 def test_k_and_v_without_most_queries_are_those_with_all() -> None:
     attention = Attention(UnquantizedLinearMethod())
-    narrow = draft_kv._with_one_query_head(attention)
+    narrow = draft_kv._with_fewest_query_heads(attention)
     positions, inputs = torch.arange(1, 4), torch.randn(3, INPUT)
     _, k, v = attention.forward_prepare_native(positions, inputs)
-    one, k_alone, v_alone = Attention.forward_prepare_native(narrow, positions, inputs)
-    assert tuple(one.shape) == (3, HEAD)
+    q_few, k_alone, v_alone = Attention.forward_prepare_native(narrow, positions, inputs)
+    assert tuple(q_few.shape) == (3, KV_HEADS * HEAD)
     torch.testing.assert_close(k_alone, k)
     torch.testing.assert_close(v_alone, v)
 
@@ -138,7 +138,7 @@ def test_k_and_v_without_most_queries_are_those_with_all() -> None:
 @pytest.mark.usefixtures("linear")
 def test_weights_loaded_later_are_used() -> None:
     attention = Attention(UnquantizedLinearMethod())
-    narrow = draft_kv._with_one_query_head(attention)
+    narrow = draft_kv._with_fewest_query_heads(attention)
     attention.qkv_proj.weight = torch.zeros_like(attention.qkv_proj.weight)
     projected, _ = narrow.qkv_proj(torch.randn(3, INPUT))
     assert not projected.any()
@@ -156,4 +156,4 @@ def test_weights_loaded_later_are_used() -> None:
 )
 def test_other_projections_are_taken_whole(method: Any, fields: dict[str, Any]) -> None:
     attention = Attention(method, **fields)
-    assert draft_kv._with_one_query_head(attention) is attention
+    assert draft_kv._with_fewest_query_heads(attention) is attention
