@@ -18,6 +18,12 @@ from sglang_spec_ext import seams
 from sglang_spec_ext.compat.contracts import TouchPoint
 
 Hook = Callable[..., Any]
+Table = dict[TouchPoint, Hook]
+
+
+def within(hooks: Mapping[TouchPoint, Hook], module: str | None) -> Table:
+    """The hooks on touch points in ``module``; all where it is None."""
+    return {point: hook for point, hook in hooks.items() if module in (None, point.module)}
 
 
 def bind(hooks: Mapping[TouchPoint, Hook]) -> list[str]:

@@ -535,10 +535,10 @@ def run(
     prepare()
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-    from sglang_spec_ext import plugin
     from sglang_spec_ext.args import Drafting
-    from sglang_spec_ext.compat import sglang_api
+    from sglang_spec_ext.compat import hooks, sglang_api
     from sglang_spec_ext.observe import AcceptWatch
+    from sglang_spec_ext.wiring import drafting
 
     arguments = engine.server_args(
         family.topk if speculate else None,
@@ -568,8 +568,9 @@ def run(
 
     ModelRunner.load_model = load_random
     # as in a scheduler process of a server without our flag
-    plugin._bind_drafting_scheduler(Drafting(hooks=True, check="stop"))
-    assert plugin.hooks.unbound(plugin._drafting_hooks(Drafting(hooks=True, check="stop"))) == []
+    with_draft = Drafting(hooks=True, check="stop")
+    drafting.bind_in_scheduler(with_draft)
+    assert hooks.unbound(drafting.table(with_draft)) == []
     bound = ModelRunner.load_model
 
     def watched(runner: Any) -> Any:
