@@ -301,19 +301,30 @@ def test_a_large_log_costs_a_search_and_no_look_at_its_lines(name: str, size: in
     assert record.pattern.kind is Kind.READY
 
 
-def test_a_flood_is_searched_once_for_all_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    searched: list[int] = []
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes were searched for anchors, each time."""
+    sizes: list[int] = []
     search = LogReader._anchors_in
 
     def counted(self: LogReader, text: bytes, begin: int, end: int) -> list[bytes]:
-        searched.append(end - begin)
+        sizes.append(end - begin)
         return search(self, text, begin, end)
 
     monkeypatch.setattr(LogReader, "_anchors_in", counted)
+    return sizes
+
+
+def test_a_flood_is_searched_once_for_all_its_lines(searched: list[int]) -> None:
     instance = LogReader()
     instance.feed(LOADS["flood"])
     assert instance.take_growth() == Growth(news=True, batches=True)
     assert sum(searched) < len(LOADS["flood"]) / 100
+
+
+def test_of_binary_rubbish_only_bytes_that_anchors_have_are_searched(searched: list[int]) -> None:
+    LogReader().feed(LOADS["binary"])
+    assert 0 < sum(searched) < len(LOADS["binary"]) / 4
 
 
 def test_few_literals_are_looked_for_in_every_block() -> None:

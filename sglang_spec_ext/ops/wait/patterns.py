@@ -230,6 +230,8 @@ PATTERNS: tuple[LinePattern, ...] = (
 )
 
 ANCHORS: tuple[bytes, ...] = tuple(dict.fromkeys(pattern.anchor for pattern in PATTERNS))
+# Bytes that no anchor has: without them a text still holds every anchor that it held.
+IN_NO_ANCHOR = bytes(set(range(256)) - set(b"".join(ANCHORS)))
 
 _AFTER_READY = frozenset(
     {

@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 from sglang_spec_ext.ops.wait.patterns import (
     ANCHORS,
     ANCHORS_AFTER_READY,
+    IN_NO_ANCHOR,
     NEWEST_COUNTS,
     ROUTINE_KIND,
     ROUTINE_LINE,
@@ -230,13 +231,17 @@ class LogReader:
 
         Lines that differ in digits only are one kind. A flood of few kinds is searched once for
         all lines of a kind; where every line is another, finding that out would cost more than
-        the search.
+        the search. Binary rubbish is searched without the bytes that no anchor has, most of it.
         """
-        news = _not_routine(_kinds(data[begin : min(begin + SAMPLE, end)]))
+        sample = data[begin : min(begin + SAMPLE, end)]
+        news = _not_routine(_kinds(sample))
         if sum(map(len, news)) > SAMPLE // 2:
             self._unusual = True
             self._growth.news |= any(map(_moves_on, news))
             self._growth.batches |= data.find(b"Decode batch", begin, end) >= 0
+            if len(_in_anchors(sample)) < len(sample) // 2:
+                text = _in_anchors(data[begin:end])
+                return self._anchors_in(text, 0, len(text))
             return self._anchors_in(data, begin, end)
         self.bytes_split += end - begin
         kinds = _kinds(data[begin:end])
@@ -363,6 +368,11 @@ def _last_line(text: bytes) -> bytes:
 def _kinds(block: bytes) -> set[bytes]:
     """Its lines without their digits, one of each kind."""
     return set(block.translate(None, DIGITS).split(b"\n"))
+
+
+def _in_anchors(text: bytes) -> bytes:
+    """Those of its bytes that some anchor has; all anchors that it holds are in there, too."""
+    return text.translate(None, IN_NO_ANCHOR)
 
 
 def _not_routine(kinds: set[bytes]) -> list[bytes]:
