@@ -171,9 +171,15 @@ def cross(
     return crossing
 
 
-def language_bodies(count: int, tokens: int, *, first_seed: int, **extra: Any) -> list[Body]:
-    """Greedy requests whose answer is `expected_ids`."""
-    return [greedy_body(prompts.prompt_ids(first_seed + i), tokens, **extra) for i in range(count)]
+def language_bodies(
+    count: int, tokens: int, *, first_seed: int, name: str | None = None
+) -> list[Body]:
+    """Greedy requests whose answer is `expected_ids`; with a name, each has a `fresh_rid` of it."""
+    bodies = [greedy_body(prompts.prompt_ids(first_seed + i), tokens) for i in range(count)]
+    if name is not None:
+        for body in bodies:
+            body["rid"] = fresh_rid(name)
+    return bodies
 
 
 def fresh_rid(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from click.testing import CliRunner
-from crossing import ACCEPTED, Crossing, ask_all, cross, fresh_rid, language_bodies, need
+from crossing import ACCEPTED, Crossing, ask_all, cross, language_bodies, need
 from probing import scheduler_state, verifies
 from sglang_servers import Server
 
@@ -29,9 +29,7 @@ WITH_A_DRAFT = (
 
 
 def cross_with_ids(server: Server, seed: int) -> Crossing:
-    long = language_bodies(2, 300, first_seed=seed)
-    for body in long:
-        body["rid"] = fresh_rid("metrics")
+    long = language_bodies(2, 300, first_seed=seed, name="metrics")
     return cross(server, long, language_bodies(6, SHORT, first_seed=seed + 10))
 
 

@@ -168,9 +168,7 @@ def stopping(seed: int) -> Body:
 
 def test_acceptance_after_resume(server: Server, configuration: Configuration) -> None:
     """As that of the same text in a request that comes alone, and so never goes target-only."""
-    long = language_bodies(2, LONG, first_seed=870)
-    for body in long:
-        body["rid"] = fresh_rid("warm")
+    long = language_bodies(2, LONG, first_seed=870, name="warm")
     crossing = cross(server, long, language_bodies(6, SHORT, first_seed=880))
     assert_language(crossing)
     for body in long:

@@ -19,7 +19,6 @@ from crossing import (
     THRESHOLD,
     assert_language,
     cross,
-    fresh_rid,
     language_bodies,
     need,
 )
@@ -68,9 +67,7 @@ def server(site: Path, faults: Faults) -> Iterator[Server]:
 
 
 def test_crosses_both_ways_with_the_targets_output_and_a_warm_draft(server: Server) -> None:
-    long = language_bodies(2, LONG, first_seed=10)
-    for body in long:
-        body["rid"] = fresh_rid("long")
+    long = language_bodies(2, LONG, first_seed=10, name="long")
     crossing = cross(server, long, language_bodies(6, SHORT, first_seed=20))
     assert_language(crossing)
     for body in long:

@@ -34,9 +34,7 @@ WINDOW = 40
 
 
 def cross_with_ids(server: Server, seed: int) -> Crossing:
-    long = language_bodies(2, LONG, first_seed=seed)
-    for body in long:
-        body["rid"] = fresh_rid("warm")
+    long = language_bodies(2, LONG, first_seed=seed, name="warm")
     return cross(server, long, language_bodies(6, OFF, first_seed=seed + 10))
 
 
