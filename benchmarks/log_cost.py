@@ -5,11 +5,13 @@
 
 Each log is written to a temporary folder, then read by a process of its own as `wait` reads it:
 from a file in large pieces, and as a pipe hands it out. CPU time is what the process used, user
-and system, without its start.
+and system, without its start. The raw result goes to a file, its table to standard output.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import random
 import resource
@@ -19,10 +21,18 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+import machine
+
+sys.path.insert(0, str(machine.ROOT))  # the reader of this checkout, installed or not
+
+from sglang_spec_ext import __version__
 
 SIZE = 100 << 20
-PIPE = 1 << 16  # bytes per read
-BOOT = Path(__file__).parents[1] / "tests" / "fakes" / "logs" / "sglang-0.5.17-h200-eagle3.log"
+MODES = ("file", "pipe")
+CHILD = "--read"
+BOOT = machine.ROOT / "tests" / "fakes" / "logs" / "sglang-0.5.17-h200-eagle3.log"
 READY = b"[2026-03-01 12:00:00] The server is fired up and ready to roll!\n"
 
 
@@ -99,7 +109,7 @@ def write(path: Path, lines: Iterator[bytes], boot: bool) -> None:
             file.write(next(lines))
 
 
-def cost(path: Path, pipe: bool) -> str:
+def cost(path: Path, pipe: bool) -> dict[str, float]:
     """Read the log in this process, which is there for nothing else."""
     from sglang_spec_ext.ops.wait.follow import LogFile, LogPipe
     from sglang_spec_ext.ops.wait.reader import LogReader
@@ -116,28 +126,62 @@ def cost(path: Path, pipe: bool) -> str:
     records += len(reader.finish())
     after = resource.getrusage(resource.RUSAGE_SELF)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return f"{seconds:.2f} s, {reader.lines_examined} lines looked at"
+    return {"seconds": round(seconds, 3), "lines": reader.lines_examined}
+
+
+def measure(path: Path, pipe: bool) -> dict[str, float]:
+    """In a process of its own, see `cost`."""
+    with path.open("rb") as file:
+        feed = subprocess.Popen(["cat"], stdin=file, stdout=subprocess.PIPE)
+        command = [sys.executable, __file__, CHILD, "pipe" if pipe else "file", str(path)]
+        told: dict[str, float] = json.loads(subprocess.check_output(command, stdin=feed.stdout))
+        feed.kill()
+        feed.wait()
+    return told
+
+
+def table(result: dict[str, Any]) -> str:
+    """As `docs/operator-tools.md` has it: lowest and highest of the runs."""
+    lines = ["| log | as a file | through a pipe |", "|---|---|---|"]
+    for name, modes in result["cpu_seconds"].items():
+        spans = [f"{min(modes[mode]):.2f} - {max(modes[mode]):.2f}" for mode in MODES]
+        lines.append(f"| {name} | {' | '.join(spans)} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
-    print(f"CPU time for {SIZE >> 20} MB, Python {sys.version.split()[0]}")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=machine.RESULTS / "log-cost.json")
+    parser.add_argument("--runs", type=int, default=3)
+    options = parser.parse_args()
+    seconds: dict[str, dict[str, list[float]]] = {}
+    lines: dict[str, dict[str, float]] = {}
+    result = {
+        "what": f"CPU seconds of a process that reads {SIZE >> 20} MiB of log as `wait` does, "
+        "and how many lines it looked at one by one",
+        "command": f"python benchmarks/log_cost.py --runs {options.runs}",
+        "machine": machine.describe(),
+        "sglang_spec_ext": __version__,
+        "cpu_seconds": seconds,
+        "lines_looked_at": lines,
+    }
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log"
-        for name, (lines, boot) in KINDS.items():
-            write(path, lines(random.Random(1)), boot)
-            told = []
-            for mode in ("file", "pipe"):
-                with path.open("rb") as file:
-                    feed = subprocess.Popen(["cat"], stdin=file, stdout=subprocess.PIPE)
-                    command = [sys.executable, __file__, mode, str(path)]
-                    told.append(subprocess.check_output(command, stdin=feed.stdout, text=True))
-                    feed.kill()
-                    feed.wait()
-            print(f"{name:46} file {told[0].strip()}; pipe {told[1].strip()}", flush=True)
+        for name, (source, boot) in KINDS.items():
+            write(path, source(random.Random(1)), boot)
+            seconds[name], lines[name] = {mode: [] for mode in MODES}, {}
+            for _ in range(options.runs):
+                for mode in MODES:
+                    told = measure(path, mode == "pipe")
+                    seconds[name][mode].append(told["seconds"])
+                    lines[name][mode] = told["lines"]
+            print(f"{name}: {seconds[name]}", file=sys.stderr, flush=True)
+    machine.write(result, options.out)
+    print(table(result))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
-        print(cost(Path(sys.argv[2]), sys.argv[1] == "pipe"))
+    if sys.argv[1:2] == [CHILD]:
+        print(json.dumps(cost(Path(sys.argv[3]), sys.argv[2] == "pipe")))
     else:
         main()
