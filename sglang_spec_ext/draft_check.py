@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sglang_spec_ext.args import CHECK_FLAG, SettingsError
+from sglang_spec_ext.args import CHECK_FLAG, SettingsError, wants_hooks
 from sglang_spec_ext.compat import releases
 from sglang_spec_ext.ops.check_draft import CheckpointError, ServerOptions, Severity, check
 from sglang_spec_ext.ops.check_draft.checkpoint import located
@@ -34,7 +34,7 @@ _NAMES = {
 }
 _SAME = (
     "attention_backend", "prefill_attention_backend", "decode_attention_backend",
-    "context_length", "dtype", "quantization",
+    "context_length", "disable_cuda_graph", "dtype", "quantization",
 )  # fmt: skip
 
 
@@ -84,6 +84,7 @@ def options_of(arguments: Any) -> ServerOptions:
     names = {**_NAMES, **{name: name for name in _SAME}}
     values = {field: getattr(arguments, name, None) for field, name in names.items()}
     values["allow_longer_context"] = longer_context_allowed(os.environ)
+    values["plugin"] = wants_hooks(values["algorithm"])
     version = releases.installed_version()
     try:
         releases.nearest(version or "")

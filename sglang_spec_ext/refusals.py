@@ -7,19 +7,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_spec_ext.args import THRESHOLD_FLAG, Settings, SettingsError
-from sglang_spec_ext.compat import workers
+from sglang_spec_ext.compat.workers import Contract, Worker
 
 SUPPORTED_ALGORITHMS = ("EAGLE", "EAGLE3", "STANDALONE")
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """One combination: when it applies to the resolved arguments, why, and what to do."""
+class Reason:
+    """What the threshold does not work with, why, and what to do."""
 
     what: str
-    applies: Callable[[Any], bool]
     why: str
     fix: str
+
+
+@dataclass(frozen=True)
+class Refusal(Reason):
+    """One combination, and when it applies to the resolved arguments."""
+
+    applies: Callable[[Any], bool]
 
 
 def _get(arguments: Any, name: str, default: Any = None) -> Any:
@@ -33,108 +39,104 @@ def _attention_dp(arguments: Any) -> bool:
     )
 
 
-def _unfit_worker(kind: str) -> Callable[[Any], bool]:
-    def applies(arguments: Any) -> bool:
-        unfit = workers.unfit(arguments)
-        return unfit is not None and unfit.worker == kind
-
-    return applies
-
-
-REFUSALS = (
-    Refusal(
+# Where a release has two workers and the one that the arguments take is not as the step needs it.
+UNFIT_WORKERS: dict[Worker, Reason] = {
+    "spec-v1": Reason(
         "the spec-v1 worker, which this SGLang takes without the overlap schedule",
-        _unfit_worker("spec-v1"),
         "it is not as the target-only step needs it",
         "use --speculative-eagle-topk 1 with the overlap schedule on and SGLANG_ENABLE_SPEC_V2 not "
         "off, or a newer SGLang",
     ),
-    Refusal(
+    "spec-v2": Reason(
         "the spec-v2 worker, which this SGLang takes with the overlap schedule",
-        _unfit_worker("spec-v2"),
         "here only its spec-v1 worker has a target-only step",
         "set SGLANG_ENABLE_SPEC_V2=0, which selects that one",
     ),
+}
+
+REFUSALS = (
     Refusal(
         "--speculative-adaptive",
-        lambda a: bool(_get(a, "speculative_adaptive")),
         "both would decide how many draft tokens a step has",
         "drop one of the two",
+        lambda a: bool(_get(a, "speculative_adaptive")),
     ),
     Refusal(
         "--speculative-use-rejection-sampling",
-        lambda a: bool(_get(a, "speculative_use_rejection_sampling")),
         "its draft probabilities are not kept while target-only",
         "drop it",
+        lambda a: bool(_get(a, "speculative_use_rejection_sampling")),
     ),
     Refusal(
         "--enable-multi-layer-eagle",
-        lambda a: bool(_get(a, "enable_multi_layer_eagle")),
         "its worker is another one and has no target-only step yet",
         "serve this model without the threshold",
+        lambda a: bool(_get(a, "enable_multi_layer_eagle")),
     ),
     Refusal(
         "DP attention",
-        _attention_dp,
         "its ranks would have to agree on the mode before each step, which is not built yet",
         "drop --enable-dp-attention / --attn-dp-size",
+        _attention_dp,
     ),
     Refusal(
         "--dp-size above 1",
-        lambda a: (_get(a, "dp_size") or 1) > 1,
         "the launcher cannot yet confirm that every replica has bound the hooks",
         "start one server per replica behind a router",
+        lambda a: (_get(a, "dp_size") or 1) > 1,
     ),
     Refusal(
         "--pp-size above 1",
-        lambda a: (_get(a, "pp_size") or 1) > 1,
         "the target-only step does not pass hidden states between pipeline stages yet",
         "use --tp-size instead",
+        lambda a: (_get(a, "pp_size") or 1) > 1,
     ),
     Refusal(
         "--nnodes above 1",
-        lambda a: (_get(a, "nnodes") or 1) > 1,
         "a node started without the flag would wait for the others for ever",
         "serve from one node",
+        lambda a: (_get(a, "nnodes") or 1) > 1,
     ),
     Refusal(
         "--disaggregation-mode",
-        lambda a: _get(a, "disaggregation_mode", "null") not in (None, "null"),
         "the target's hidden states are not transferred with the KV cache",
         "serve prefill and decode from one server",
+        lambda a: _get(a, "disaggregation_mode", "null") not in (None, "null"),
     ),
     Refusal(
         "--enable-two-batch-overlap",
-        lambda a: bool(_get(a, "enable_two_batch_overlap")),
         "the target-only step does not split its batch",
         "drop it",
+        lambda a: bool(_get(a, "enable_two_batch_overlap")),
     ),
     Refusal(
         "--enable-pdmux",
-        lambda a: bool(_get(a, "enable_pdmux")),
         "prefill and decode would run at once on the state of one step",
         "drop it",
+        lambda a: bool(_get(a, "enable_pdmux")),
     ),
     Refusal(
         "--enable-hisparse",
-        lambda a: bool(_get(a, "enable_hisparse")),
         "its slot mapping is not updated by the target-only step",
         "drop it",
+        lambda a: bool(_get(a, "enable_hisparse")),
     ),
     Refusal(
         "a unified memory pool",
-        lambda a: bool(_get(a, "enable_unified_memory")),
         "its slots are virtual, and the target-only step writes to physical ones",
         "drop --enable-unified-memory",
+        lambda a: bool(_get(a, "enable_unified_memory")),
     ),
 )
 
 
-def check(arguments: Any, settings: Settings) -> None:
+def check(arguments: Any, settings: Settings, unfit: Contract | None = None) -> None:
     """Refuse what is not built.
 
     Args:
         arguments: a view of the resolved server arguments.
+        unfit: what the server would run, if that is none that the step works with (see
+            `workers.unfit`).
 
     Raises:
         SettingsError: naming our flag, the argument, the reason and what to do.
@@ -151,9 +153,10 @@ def check(arguments: Any, settings: Settings) -> None:
             f"{flag} does not work with --speculative-algorithm {algorithm}: its worker has no "
             f"target-only step yet. Works with: {', '.join(SUPPORTED_ALGORITHMS)}"
         )
-    for refusal in REFUSALS:
-        if refusal.applies(arguments):
-            raise SettingsError(
-                f"{flag} does not work with {refusal.what}: {refusal.why}. "
-                f"Fix: {refusal.fix}, or drop {THRESHOLD_FLAG}."
-            )
+    worker = None if unfit is None else UNFIT_WORKERS[unfit.worker]
+    reason = worker or next((each for each in REFUSALS if each.applies(arguments)), None)
+    if reason is not None:
+        raise SettingsError(
+            f"{flag} does not work with {reason.what}: {reason.why}. "
+            f"Fix: {reason.fix}, or drop {THRESHOLD_FLAG}."
+        )

@@ -128,6 +128,12 @@ def unfit(arguments: Any) -> Contract | None:
     return chosen if len(told()) > 1 and contracts.check(points=chosen.points) else None
 
 
+def unfit_in(release: str, arguments: Any) -> Contract | None:
+    """The same in a release that need not be installed, by what is known of it."""
+    v2_fits = release in V2.releases
+    return None if v2_fits or arguments.disable_overlap_schedule else V2
+
+
 def to_env(arguments: Any) -> dict[str, str]:
     """What tells the processes of a server with these resolved arguments which worker it runs."""
     return {WORKER_KIND_ENV: of(arguments).worker} if len(told()) > 1 else {}

@@ -61,7 +61,7 @@ def check_server_args(original: Callable[..., Any], record: Any) -> Any:
     with exit_on(*([SettingsError] if asked.on_command_line else [])):
         resolved = sglang_api.resolved(record)
         if settings is not None:
-            refusals.check(resolved, settings)
+            refusals.check(resolved, settings, workers.unfit(resolved))
         if args.drafts(getattr(resolved, "speculative_algorithm", None)):
             draft_check.run(resolved, asked.check_mode())
     return result

@@ -82,6 +82,7 @@ def test_the_worker_of_a_server_by_its_arguments(
     arguments = SimpleNamespace(disable_overlap_schedule=not overlap)
     assert workers.of(arguments) is expected
     assert workers.unfit(arguments) is (None if fits else expected)
+    assert workers.unfit_in(release, arguments) is workers.unfit(arguments)
     kinds = {} if release == "0.5.23" else {workers.WORKER_KIND_ENV: expected.worker}
     assert workers.to_env(arguments) == kinds
 

@@ -425,7 +425,7 @@ def test_server_command_line() -> None:
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 python -m sglang.launch_server "
         "--model big --tp 8 --speculative-algo EAGLE3 --speculative-draft-model-path=small "
         "--speculative-draft-model-revision main --context-length 4096 --trust-remote-code "
-        "--attention-backend fa3 --quantization fp8"
+        "--attention-backend fa3 --quantization fp8 --disable-cuda-graph"
     )
     assert parse_command_line(shlex.split(line), {}) == ServerOptions(
         algorithm="EAGLE3",
@@ -435,6 +435,7 @@ def test_server_command_line() -> None:
         target="big",
         draft="small",
         allow_longer_context=True,
+        disable_cuda_graph=True,
     )
 
 

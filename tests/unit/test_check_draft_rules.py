@@ -368,6 +368,19 @@ def test_finding_and_its_clean_twin(case: Case, tmp_path: Path) -> None:
     assert describe(mine[0].releases) == (case.releases or "")
 
 
+@pytest.mark.parametrize(
+    "options", [ServerOptions(disable_cuda_graph=True), ServerOptions(plugin=True)]
+)
+def test_no_graphs_or_ours_capture_the_drafts_layers(
+    options: ServerOptions, tmp_path: Path
+) -> None:
+    scene = llama()
+    config(eagle_config={AUX: [1, 10, 28]})(scene)
+    assert bad(run(scene, tmp_path / "without")) == {"aux-layer-ids-graph"}
+    scene.server = options
+    assert bad(run(scene, tmp_path / "with")) == set()
+
+
 def test_every_rule_has_a_case() -> None:
     assert {rule.id for rule in RULES} - {"aux-layer-ids-unchecked"} - FILES == {
         case.id for case in CASES

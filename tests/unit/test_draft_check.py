@@ -121,12 +121,16 @@ def test_the_servers_arguments_reach_the_rules(
             speculative_draft_attention_backend="triton",
             context_length=4096,
             speculative_token_map="map.pt",
+            disable_cuda_graph=True,
         )
     )
     assert (options.target, options.draft) == (str(target), str(good))
     assert (options.attention_backend, options.draft_attention_backend) == ("fa3", "triton")
     assert (options.context_length, options.token_map) == (4096, "map.pt")
     assert (options.release, options.allow_longer_context) == ("0.5.23", True)
+    assert (options.disable_cuda_graph, options.plugin) == (True, True)
+    monkeypatch.setenv(args.HOOKS_ENV, "0")
+    assert not draft_check.options_of(server(target, good)).plugin
 
 
 # ---------------------------------------------------------------------------- the switches

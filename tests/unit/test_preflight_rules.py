@@ -8,7 +8,7 @@ import pytest
 
 from sglang_spec_ext.compat.releases import RELEASES
 from sglang_spec_ext.ops.check_draft.finding import Finding, Severity
-from sglang_spec_ext.ops.preflight.flags import recorded
+from sglang_spec_ext.ops.preflight.flags import Flag, recorded
 from sglang_spec_ext.ops.preflight.reading import OURS, read_arguments
 from sglang_spec_ext.ops.preflight.rules import RULES, tree_pool
 from sglang_spec_ext.ops.preflight.setup import Setup
@@ -244,11 +244,64 @@ def test_the_plugins_own_refusals_come_early(line: str, words: str) -> None:
     assert words in finding.message
 
 
+V2, NO_V2 = {"SGLANG_ENABLE_SPEC_V2": "1"}, {"SGLANG_ENABLE_SPEC_V2": "0"}
+NO_OVERLAP = f"{CHAIN} --disable-overlap-schedule"
+
+
+@pytest.mark.parametrize(
+    ("release", "line", "environment", "fits"),
+    [
+        ("0.5.9", CHAIN, {}, True),
+        ("0.5.9", TREE, {}, True),
+        ("0.5.9", NO_OVERLAP, {}, True),
+        ("0.5.9", CHAIN, V2, False),
+        ("0.5.9", NO_OVERLAP, V2, False),
+        ("0.5.10.post1", CHAIN, {}, True),
+        ("0.5.10.post1", CHAIN, V2, False),
+        ("0.5.11", CHAIN, {}, False),
+        ("0.5.11", CHAIN, NO_V2, True),
+        ("0.5.11", NO_OVERLAP, {}, True),
+        ("0.5.11", TREE, {}, True),
+        ("0.5.12.post1", CHAIN, {}, True),
+        ("0.5.12.post1", TREE, {}, True),
+        ("0.5.13.post1", CHAIN, {}, True),
+        ("0.5.23", TREE, {}, True),
+    ],
+)
+def test_a_worker_that_has_no_target_only_step(
+    release: str, line: str, environment: dict[str, str], fits: bool
+) -> None:
+    """As SGLang would choose it, whatever release is installed here."""
+    findings = judge(f"{line} {THRESHOLD} 4", release, environment)
+    said = [each.message for each in findings if each.id == "threshold"]
+    assert ["the spec-v2 worker" in message for message in said] == ([] if fits else [True])
+
+
+def test_who_captures_the_drafts_layers() -> None:
+    """The plugin, where the server's Python loads it and nobody has switched its hooks off."""
+
+    def has_hooks(flags: tuple[Flag, ...], environment: dict[str, str], line: str = CHAIN) -> bool:
+        reading = read_arguments(line.split(), recorded("0.5.9").with_flags(flags))
+        return Setup("0.5.9", reading, environment, {}, {}).has_hooks
+
+    assert has_hooks(OURS, {})
+    assert not has_hooks((), {})
+    assert not has_hooks(OURS, {"SGLANG_SPEC_EXT_EAGLE3_HOOKS": "0"})
+    assert not has_hooks(OURS, {"SGLANG_SPEC_EXT_EAGLE3_HOOKS": "maybe"})
+    assert not has_hooks(OURS, {}, CHAIN.replace("EAGLE3", "EAGLE"))
+
+
 def test_a_draft_check_that_the_plugin_would_refuse() -> None:
     assert found(f"{CHAIN} --speculative-draft-check warn") == {}
     assert found(f"{CHAIN} --speculative-draft-check no") == {"draft-check": Severity.ERROR}
     variable = {"SGLANG_SPEC_EXT_DRAFT_CHECK": "no"}
     assert found(CHAIN, environment=variable) == {"draft-check": Severity.ERROR}
+
+
+def test_a_switch_of_the_hooks_that_the_plugin_would_refuse() -> None:
+    assert found(CHAIN, environment={"SGLANG_SPEC_EXT_EAGLE3_HOOKS": "0"}) == {}
+    wrong = {"SGLANG_SPEC_EXT_EAGLE3_HOOKS": "maybe"}
+    assert found(CHAIN, environment=wrong) == {"eagle3-hooks": Severity.ERROR}
 
 
 def test_the_threshold_may_come_from_the_environment() -> None:

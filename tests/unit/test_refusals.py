@@ -54,24 +54,21 @@ CASES = [
     ({"enable_pdmux": True}, "--enable-pdmux", "drop it"),
     ({"enable_hisparse": True}, "--enable-hisparse", "drop it"),
     ({"enable_unified_memory": True}, "a unified memory pool", "--enable-unified-memory"),
+]
+
+
+UNFIT_CASES = [
     (
-        {"runs": workers.V1},
+        workers.V1,
         "the spec-v1 worker, which this SGLang takes without the overlap schedule",
         "--speculative-eagle-topk 1",
     ),
     (
-        {"runs": workers.V2},
+        workers.V2,
         "the spec-v2 worker, which this SGLang takes with the overlap schedule",
         "SGLANG_ENABLE_SPEC_V2=0",
     ),
 ]
-
-
-@pytest.fixture(autouse=True)
-def both_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A release with two workers, of which neither is as the step needs it."""
-
-    monkeypatch.setattr(workers, "unfit", lambda asked: getattr(asked, "runs", None))
 
 
 def arguments(**changed: Any) -> SimpleNamespace:
@@ -92,31 +89,37 @@ def test_arguments_that_are_none_are_not_refused() -> None:
     refusals.check(SimpleNamespace(**nothing), SETTINGS)
 
 
-@pytest.mark.parametrize("runs", [workers.V1, workers.V2])
-def test_a_worker_that_fits_may_run(
-    monkeypatch: pytest.MonkeyPatch, runs: workers.Contract
-) -> None:
-    monkeypatch.setattr(workers, "unfit", lambda asked: None)
-    refusals.check(arguments(runs=runs), SETTINGS)
-
-
-@pytest.mark.parametrize(("changed", "what", "fix"), CASES, ids=lambda v: str(v))
-def test_refused_by_name(changed: dict[str, Any], what: str, fix: str) -> None:
+def refused(what: str, fix: str, reason: refusals.Reason, *given: Any) -> None:
     with pytest.raises(SettingsError) as caught:
-        refusals.check(arguments(**changed), SETTINGS)
+        refusals.check(*given)
     message = str(caught.value)
-    (refusal,) = [r for r in refusals.REFUSALS if r.what == what]
-    assert message.startswith(f"{FLAG} 16 does not work with {what}: {refusal.why}. Fix: ")
+    assert message.startswith(f"{FLAG} 16 does not work with {what}: {reason.why}. Fix: ")
     assert fix in message
     assert message.endswith(f"or drop {FLAG}.")
 
 
+@pytest.mark.parametrize(("changed", "what", "fix"), CASES, ids=lambda v: str(v))
+def test_refused_by_name(changed: dict[str, Any], what: str, fix: str) -> None:
+    (refusal,) = [r for r in refusals.REFUSALS if r.what == what]
+    refused(what, fix, refusal, arguments(**changed), SETTINGS)
+
+
+@pytest.mark.parametrize(("unfit", "what", "fix"), UNFIT_CASES, ids=["spec-v1", "spec-v2"])
+def test_a_worker_that_does_not_fit_is_refused(
+    unfit: workers.Contract, what: str, fix: str
+) -> None:
+    refused(what, fix, refusals.UNFIT_WORKERS[unfit.worker], arguments(), SETTINGS, unfit)
+
+
 def test_every_refusal_has_a_case() -> None:
     assert {what for _, what, _ in CASES} == {r.what for r in refusals.REFUSALS}
+    assert {what for _, what, _ in UNFIT_CASES} == {r.what for r in refusals.UNFIT_WORKERS.values()}
 
 
-@pytest.mark.parametrize("refusal", refusals.REFUSALS, ids=lambda r: r.what)
-def test_every_refusal_says_why_and_what_to_do(refusal: refusals.Refusal) -> None:
+@pytest.mark.parametrize(
+    "refusal", [*refusals.REFUSALS, *refusals.UNFIT_WORKERS.values()], ids=lambda r: r.what
+)
+def test_every_refusal_says_why_and_what_to_do(refusal: refusals.Reason) -> None:
     assert refusal.why.strip()
     assert refusal.fix.strip()
 

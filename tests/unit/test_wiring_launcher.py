@@ -29,6 +29,14 @@ def test_combinations_are_refused_on_the_resolved_record() -> None:
 
 
 @pytest.mark.usefixtures("api")
+def test_so_is_a_worker_without_a_target_only_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "unfit", lambda arguments: workers.V2)
+    with pytest.raises(SettingsError, match="the spec-v2 worker"):
+        launcher.check_server_args(lambda record: None, server(SETTINGS))
+    assert launcher.check_server_args(lambda record: "ok", server(None)) == "ok"
+
+
+@pytest.mark.usefixtures("api")
 def test_a_refusal_on_the_command_line_is_one_line_and_the_end() -> None:
     from_cli("--model-path", "m")
     with pytest.raises(SystemExit, match="--pp-size above 1"):

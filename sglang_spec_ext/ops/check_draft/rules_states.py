@@ -201,11 +201,13 @@ def aux_shift(pair: Pair) -> Iterator[Hit]:
 @RULES.rule("aux-layer-ids-graph", Severity.WARNING, needs_target=True)
 def aux_graph(pair: Pair) -> Iterator[Hit]:
     ids = pair.config.aux_layer_ids if pair.is_eagle3 else None
+    if pair.server.disable_cuda_graph or pair.server.plugin:
+        return
     if ids and tuple(number + 1 for number in ids) != _default_ids(pair.target):
         yield Hit(
             f"layers {list(ids)} are to be captured, but these releases record their CUDA graphs "
             "with the default layers, so that decoding feeds the draft other states than prefill",
-            "run SGLang 0.5.11 or later, or --disable-cuda-graph",
+            "load the sglang_spec_ext plugin, run SGLang 0.5.11 or later, or --disable-cuda-graph",
             FixBy.SERVER,
             before("0.5.11"),
         )

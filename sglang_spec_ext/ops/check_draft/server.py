@@ -15,7 +15,8 @@ class ServerOptions:
     """What is known about the server; None where nothing is.
 
     ``release`` is the SGLang version to judge for, None for all that are known.
-    ``context_length`` is in tokens. The others are the values of SGLang's flags of that name.
+    ``context_length`` is in tokens. ``plugin``: the server has this package's EAGLE-3 hooks. The
+    others are the values of SGLang's flags of that name.
     """
 
     release: str | None = None
@@ -32,6 +33,8 @@ class ServerOptions:
     target: str | None = None
     draft: str | None = None
     allow_longer_context: bool = False
+    disable_cuda_graph: bool = False
+    plugin: bool = False
 
     def updated(self, **given: object) -> ServerOptions:
         """The same with every value that is not None in ``given`` put over it."""
@@ -73,11 +76,14 @@ def parse_command_line(words: Sequence[str], environ: Mapping[str, str]) -> Serv
     for name, spellings in _FLAGS.items():
         kind = int if name == "context_length" else str
         parser.add_argument(*spellings, dest=name, type=kind)
+    parser.add_argument("--disable-cuda-graph", action="store_true")
     known, _ = parser.parse_known_args(list(words))
     given = [word.partition("=")[::2] for word in words]  # `ENV=1 python -m sglang.launch_server`
     values = {name: getattr(known, name) for name in _FLAGS}
     allowed = longer_context_allowed({**environ, **dict(given)})
-    return ServerOptions(**values, allow_longer_context=allowed)
+    return ServerOptions(
+        **values, allow_longer_context=allowed, disable_cuda_graph=known.disable_cuda_graph
+    )
 
 
 def longer_context_allowed(environ: Mapping[str, str]) -> bool:

@@ -131,6 +131,8 @@ def _pair(setup: Setup, target: Path, draft: Path) -> Iterator[Finding]:
         quantization=setup.get("quantization"),
         draft_quantization=setup.get("speculative_draft_model_quantization"),
         token_map=setup.get("speculative_token_map"),
+        disable_cuda_graph=setup.graphs_off,
+        plugin=setup.has_hooks,
     )
     try:
         found = check_draft.check(target, draft, options)

@@ -6,9 +6,15 @@ import difflib
 from collections.abc import Callable, Iterator
 
 from sglang_spec_ext import refusals
-from sglang_spec_ext.args import CHECK_KEYWORD, THRESHOLD_FLAG, SettingsError, draft_check
-from sglang_spec_ext.compat.contracts import OLDEST_RELEASE
-from sglang_spec_ext.compat.releases import RELEASES, before, describe
+from sglang_spec_ext.args import (
+    CHECK_KEYWORD,
+    THRESHOLD_FLAG,
+    SettingsError,
+    draft_check,
+    wants_hooks,
+)
+from sglang_spec_ext.compat import workers
+from sglang_spec_ext.compat.releases import before, describe
 from sglang_spec_ext.ops.check_draft.finding import Finding, Severity
 from sglang_spec_ext.ops.preflight.flags import releases_with_variable, variables
 from sglang_spec_ext.ops.preflight.setup import DEFAULT_CAP, EAGLE_FAMILY, Setup
@@ -224,8 +230,7 @@ def tree_drafts(setup: Setup) -> Iterator[Finding]:
     if setup.algorithm not in EAGLE_FAMILY or (setup.topk or 1) <= 1:
         return
     backends = setup.attention_backends
-    v2 = setup.environment.get("SGLANG_ENABLE_SPEC_V2", "").lower()
-    if not setup.since("0.5.11") and v2 in ("1", "true", "yes"):
+    if not setup.since("0.5.11") and setup.spec_v2_asked:
         yield Finding(
             "tree-draft",
             ERROR,
@@ -392,24 +397,17 @@ def own_flags(setup: Setup) -> Iterator[Finding]:
     except SettingsError as error:
         yield Finding("draft-check", ERROR, str(error))
     try:
+        wants_hooks(setup.algorithm, setup.environment)
+    except SettingsError as error:
+        yield Finding("eagle3-hooks", ERROR, str(error))
+    try:
         settings = setup.settings()
         if settings is None:
             return
-        refusals.check(setup.namespace(), settings)
+        arguments = setup.namespace()
+        refusals.check(arguments, settings, workers.unfit_in(setup.release, arguments))
     except SettingsError as error:
         yield Finding("threshold", ERROR, str(error))
-        return
-    if not setup.since(_known(OLDEST_RELEASE)):
-        yield Finding(
-            "threshold",
-            ERROR,
-            f"{THRESHOLD_FLAG} works from SGLang {OLDEST_RELEASE} on, this is {setup.release}",
-            "use a newer release",
-        )
-
-
-def _known(release: str) -> str:
-    return release if release in RELEASES else RELEASES[0]
 
 
 def capacity(setup: Setup) -> Iterator[Finding]:

@@ -8,7 +8,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from sglang_spec_ext.args import ENV_NAMES, KEYWORDS, Settings, SettingsError, build
+from sglang_spec_ext.args import (
+    CHECK_KEYWORD,
+    ENV_NAMES,
+    KEYWORDS,
+    Settings,
+    SettingsError,
+    build,
+    wants_hooks,
+)
 from sglang_spec_ext.compat.releases import RELEASES
 from sglang_spec_ext.ops.check_draft.checkpoint import read_config
 from sglang_spec_ext.ops.check_draft.tensors import CheckpointError
@@ -16,6 +24,7 @@ from sglang_spec_ext.ops.preflight.reading import Reading
 
 EAGLE_FAMILY = ("EAGLE", "EAGLE3", "STANDALONE")
 DEFAULT_CAP = 48  # what SGLang sets under speculation when --max-running-requests is not given
+TRUE, FALSE = ("true", "1", "yes", "y"), ("false", "0", "no", "n")  # to SGLang, in a variable
 OWN_CAP = {"DeepseekV4ForCausalLM": 256}
 
 
@@ -128,11 +137,40 @@ class Setup:
             self.get("cuda_graph_backend_decode") == "disabled"
         )
 
+    @property
+    def has_hooks(self) -> bool:
+        """Whether the target gets this package's hooks: the plugin, which has flags, gives them."""
+        try:
+            return CHECK_KEYWORD in self.reading.table.by_dest and wants_hooks(
+                self.algorithm, self.environment
+            )
+        except SettingsError:
+            return False
+
+    @property
+    def spec_v2_asked(self) -> bool | None:
+        """What SGLANG_ENABLE_SPEC_V2 says; None where it says nothing."""
+        value = self.environment.get("SGLANG_ENABLE_SPEC_V2", "").lower()
+        return True if value in TRUE else False if value in FALSE else None
+
+    @property
+    def overlap_off(self) -> bool:
+        """Whether SGLang runs EAGLE and its kin without the overlap schedule: on the v1 worker,
+        in releases that have both."""
+        off = bool(self.get("disable_overlap_schedule"))
+        if not self.since("0.5.11"):
+            return not self.spec_v2_asked
+        if not self.since("0.5.13.post1"):
+            return off or (self.topk or 1) > 1 or self.spec_v2_asked is False
+        return off
+
     def namespace(self) -> SimpleNamespace:
         """All values, given or by default, as the plugin's own refusals want them."""
         dests = {*self.reading.table.by_dest, *self.reading.values}
         values = {dest: self.get(dest) for dest in dests}
-        return SimpleNamespace(**(values | {"speculative_algorithm": self.algorithm}))
+        values["speculative_algorithm"] = self.algorithm
+        values["disable_overlap_schedule"] = self.overlap_off
+        return SimpleNamespace(**values)
 
 
 def local_config(path: Any) -> Mapping[str, Any]:
