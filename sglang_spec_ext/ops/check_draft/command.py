@@ -17,26 +17,13 @@ from sglang_spec_ext.ops.check_draft.finding import exit_code
 from sglang_spec_ext.ops.check_draft.rules import check
 from sglang_spec_ext.ops.check_draft.server import parse_command_line
 from sglang_spec_ext.ops.check_draft.tensors import CheckpointError
+from sglang_spec_ext.ops.usage import WRONG_USAGE, Command
 
 REFUSED = 2
-UNREADABLE = 3
+UNREADABLE = WRONG_USAGE
 
 
-class _UsageError(click.UsageError):
-    exit_code = UNREADABLE
-
-
-class _Command(click.Command):
-    """Usage errors leave with 3, since 2 says that the draft has errors."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            raise _UsageError(error.format_message(), ctx) from error
-
-
-@click.command("check-draft", cls=_Command)
+@click.command("check-draft", cls=Command)
 @click.option(
     "--draft",
     type=click.Path(path_type=Path),
@@ -100,6 +87,7 @@ def check_draft(
         1  warnings
         2  errors; with --convert also: refused, OUT was not written
         3  a checkpoint cannot be read, OUT cannot be written, or wrong usage
+      130  interrupted
     """
     conversion: Conversion | None = None
     try:

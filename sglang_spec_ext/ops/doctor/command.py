@@ -13,7 +13,7 @@ from sglang_spec_ext.ops.check_draft.finding import Finding, Severity, exit_code
 from sglang_spec_ext.ops.doctor import installed, problems, server
 from sglang_spec_ext.ops.doctor.facts import Facts
 from sglang_spec_ext.ops.doctor.report import as_json, print_page
-from sglang_spec_ext.ops.preflight.command import Command, WrongUsage
+from sglang_spec_ext.ops.usage import Command, WrongUsage
 
 
 @click.command(

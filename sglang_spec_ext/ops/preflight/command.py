@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import click
 from rich.console import Console
@@ -22,31 +21,7 @@ from sglang_spec_ext.ops.preflight.flags import FlagTable, recorded
 from sglang_spec_ext.ops.preflight.reading import OURS, Reading, read_arguments
 from sglang_spec_ext.ops.preflight.report import as_json, canonical, print_report
 from sglang_spec_ext.ops.preflight.setup import Setup, local_config
-
-WRONG_USAGE = 3
-INTERRUPTED = 130
-
-
-class WrongUsage(click.UsageError):
-    """2 is taken by "errors were found"."""
-
-    exit_code = WRONG_USAGE
-
-
-class Command(click.Command):
-    """Leaves 1 and 2 to the findings."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            raise WrongUsage(error.format_message(), ctx) from error
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            ctx.exit(INTERRUPTED)
+from sglang_spec_ext.ops.usage import Command, WrongUsage
 
 
 @click.command(

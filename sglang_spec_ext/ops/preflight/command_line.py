@@ -37,7 +37,6 @@ def split_command(words: Sequence[str]) -> Command:
     before = words[:begin]
     environment: dict[str, str] = {}
     launcher: list[str] = []
-    skip_option = False
     for place, word in enumerate(before):
         assignment = _ASSIGNMENT.fullmatch(word)
         after_e = place > 0 and before[place - 1] in ("-e", "--env")
@@ -45,7 +44,7 @@ def split_command(words: Sequence[str]) -> Command:
             environment[assignment[1]] = assignment[2]
         elif word in ("env", "nohup", "exec") and not launcher:
             continue
-        elif not skip_option:
+        else:
             launcher.append(word)
     return Command(environment, _program(launcher), tuple(words[begin:]))
 

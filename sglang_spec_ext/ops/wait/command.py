@@ -12,6 +12,7 @@ import click
 import psutil
 from rich.console import Console
 
+from sglang_spec_ext.ops.usage import INTERRUPTED
 from sglang_spec_ext.ops.wait.boot import BootState, Outcome
 from sglang_spec_ext.ops.wait.follow import LogFile, LogPipe
 from sglang_spec_ext.ops.wait.history import BootHistory, history_file
@@ -28,7 +29,6 @@ EXIT_CODES = {
     Outcome.TIMED_OUT: 4,
     Outcome.STOPPED: 5,
 }
-INTERRUPTED = 130
 DEFAULT_LOG = Path("sglang-server.log")
 
 
