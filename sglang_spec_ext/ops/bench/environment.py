@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sglang_spec_ext import __version__
+from sglang_spec_ext.ops import nvidia
 from sglang_spec_ext.ops.bench.variants import recorded_environment
 
 # Distribution metadata only: importing torch would take seconds and touch the GPU.
@@ -53,21 +54,14 @@ def describe_server(url: str, info: Mapping[str, Any]) -> dict[str, Any]:
 
 def gpus() -> list[dict[str, str]]:
     names = ("name", "driver_version", "memory.total")
-    rows = _nvidia_smi(names)
+    rows = nvidia.ask(f"--query-gpu={','.join(names)}")
     return [dict(zip(("name", "driver", "memory_mib"), row, strict=True)) for row in rows]
 
 
 def gpu_memory_used_mib() -> list[int] | None:
     """Per GPU, whoever uses it; None without NVIDIA GPUs."""
-    used = [int(row[0]) for row in _nvidia_smi(("memory.used",)) if row[0].isdigit()]
+    used = [int(row[0]) for row in nvidia.ask("--query-gpu=memory.used") if row[0].isdigit()]
     return used or None
-
-
-def _nvidia_smi(columns: Sequence[str]) -> list[list[str]]:
-    query = ["nvidia-smi", f"--query-gpu={','.join(columns)}", "--format=csv,noheader,nounits"]
-    output = _output(query, os.environ)
-    rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines()]
-    return [row for row in rows if len(row) == len(columns)]
 
 
 def _versions(python: str, environ: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Any, TypedDict
 
 import sglang_spec_ext
 from sglang_spec_ext.compat import contracts, workers
-from sglang_spec_ext.ops.preflight.host import nvidia_smi
+from sglang_spec_ext.ops import nvidia
 
 PLUGIN = "sglang-spec-ext"
 ENTRY_POINT = ("sglang.srt.plugins", "spec_ext")
@@ -215,7 +215,6 @@ def _files(patches: Mapping[tuple[str, str], str]) -> _Files:
 
 
 def _gpus() -> Iterator[str]:
-    for row in nvidia_smi("--query-gpu=index,name,driver_version,memory.total,memory.used"):
-        if len(row) == 5:
-            index, name, driver, total, used = row
-            yield f"GPU {index}: {name}, driver {driver}, {used} of {total} MB in use"
+    rows = nvidia.ask("--query-gpu=index,name,driver_version,memory.total,memory.used")
+    for index, name, driver, total, used in rows:
+        yield f"GPU {index}: {name}, driver {driver}, {used} of {total} MB in use"

@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.text import Text
 
 from sglang_spec_ext import __version__
-from sglang_spec_ext.ops.check_draft.finding import Finding, Severity, exit_code
+from sglang_spec_ext.ops.check_draft.finding import Finding, exit_code
 from sglang_spec_ext.ops.doctor.facts import Facts
 from sglang_spec_ext.ops.doctor.server import Server
+from sglang_spec_ext.ops.findings import as_json as findings_as_json
+from sglang_spec_ext.ops.findings import print_findings
 from sglang_spec_ext.ops.wait.masking import SECRET_NAME, mask
 
-_COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "dim"}
 _VARIABLES = re.compile(r"(SGLANG_|SGL_|NCCL_|CUDA_|HIP_|TORCH|FLASHINFER_|HF_HUB_OFFLINE)")
 LABEL = 18  # columns
 
@@ -103,15 +104,7 @@ def print_page(console: Console, facts: Facts, findings: list[Finding]) -> None:
         for label, words in server_lines(facts.server):
             _print(console, label, words)
     console.print()
-    for finding in findings:
-        text = Text()
-        text.append(f"{finding.severity.word:<8}", _COLOURS[finding.severity])
-        text.append(f"{finding.id}: {mask(finding.message)}")
-        if finding.fix:
-            text.append(f"\n        -> {mask(finding.fix)}")
-        console.print(text, soft_wrap=not console.is_terminal)
-    counts = [sum(f.severity is s for f in findings) for s in (Severity.ERROR, Severity.WARNING)]
-    console.print(Text(f"{counts[0]} errors, {counts[1]} warnings"))
+    print_findings(console, findings, with_ids=True)
 
 
 def as_json(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
@@ -120,15 +113,7 @@ def as_json(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
         "exit_code": exit_code(findings),
         "environment": {**asdict(installed), "variables": variables(facts.environment)},
         "server": None,
-        "findings": [
-            {
-                "id": finding.id,
-                "severity": finding.severity.word,
-                "message": finding.message,
-                "fix": finding.fix or None,
-            }
-            for finding in findings
-        ],
+        "findings": findings_as_json(findings),
     }
     if facts.server is not None:
         server = facts.server

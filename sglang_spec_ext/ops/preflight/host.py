@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from sglang_spec_ext.ops import check_draft
+from sglang_spec_ext.ops import check_draft, nvidia
 from sglang_spec_ext.ops.check_draft.checkpoint import Checkpoint, read_checkpoint
 from sglang_spec_ext.ops.check_draft.finding import Finding, Severity
 from sglang_spec_ext.ops.check_draft.tensors import BITS, CheckpointError
@@ -167,10 +166,9 @@ class Gpu:
 
 def gpus() -> list[Gpu]:
     """All GPUs of this box; empty where there is none or no nvidia-smi."""
-    rows = nvidia_smi("--query-gpu=index,memory.total,memory.free")
     found = []
-    for row in rows:
-        if len(row) == 3 and all(cell.isdigit() for cell in row):
+    for row in nvidia.ask("--query-gpu=index,memory.total,memory.free"):
+        if all(cell.isdigit() for cell in row):
             index, total, free = (int(cell) for cell in row)
             found.append(Gpu(index, total << 20, free << 20))
     return found
@@ -178,25 +176,8 @@ def gpus() -> list[Gpu]:
 
 def gpu_users() -> list[str]:
     """Processes that hold GPU memory, as `pid name`."""
-    rows = nvidia_smi("--query-compute-apps=pid,process_name,used_gpu_memory")
-    return [f"pid {row[0]} {Path(row[1]).name} ({row[2]} MB)" for row in rows if len(row) == 3]
-
-
-def nvidia_smi(query: str) -> list[list[str]]:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    try:
-        answer = subprocess.run(
-            [tool, query, "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines()]
+    rows = nvidia.ask("--query-compute-apps=pid,process_name,used_gpu_memory")
+    return [f"pid {pid} {Path(name).name} ({used} MB)" for pid, name, used in rows]
 
 
 def _visible(setup: Setup, all_gpus: list[Gpu]) -> list[Gpu]:

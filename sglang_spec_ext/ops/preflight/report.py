@@ -9,12 +9,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from sglang_spec_ext.ops.check_draft.finding import Finding, Severity, exit_code
+from sglang_spec_ext.ops.check_draft.finding import Finding, exit_code
+from sglang_spec_ext.ops.findings import as_json as findings_as_json
+from sglang_spec_ext.ops.findings import print_findings
 from sglang_spec_ext.ops.preflight.command_line import Command
 from sglang_spec_ext.ops.preflight.reading import Reading
 from sglang_spec_ext.ops.wait.masking import mask
-
-_COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "dim"}
 
 
 def canonical(command: Command, reading: Reading, own: Sequence[str] = ()) -> str:
@@ -31,15 +31,7 @@ def canonical(command: Command, reading: Reading, own: Sequence[str] = ()) -> st
 
 def print_report(console: Console, findings: list[Finding], origin: str, line: str) -> None:
     console.print(Text(f"judged by {origin}", "dim"), soft_wrap=True)
-    for finding in findings:
-        text = Text()
-        text.append(f"{finding.severity.word:<8}", _COLOURS[finding.severity])
-        text.append(mask(finding.message))
-        if finding.fix:
-            text.append(f"\n        -> {mask(finding.fix)}")
-        console.print(text, soft_wrap=not console.is_terminal)
-    counts = [sum(f.severity is s for f in findings) for s in (Severity.ERROR, Severity.WARNING)]
-    console.print(Text(f"{counts[0]} errors, {counts[1]} warnings"))
+    print_findings(console, findings)
     console.print(Text(line), soft_wrap=True)
 
 
@@ -49,13 +41,5 @@ def as_json(findings: list[Finding], reading: Reading, origin: str, line: str) -
         "sglang": reading.table.release,
         "judged_by": origin,
         "command": line,
-        "findings": [
-            {
-                "id": finding.id,
-                "severity": finding.severity.word,
-                "message": mask(finding.message),
-                "fix": mask(finding.fix) or None,
-            }
-            for finding in findings
-        ],
+        "findings": findings_as_json(findings),
     }

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import subprocess
 import time
 from pathlib import Path
 
 import psutil
 
+from sglang_spec_ext.ops import nvidia
 from sglang_spec_ext.ops.wait.liveness import MEGABYTE, Vitals
 
 COMPILERS = frozenset({"nvcc", "cicc", "ptxas", "ninja", "cudafe++", "hipcc", "cc1plus"})
 _SCHEDULER = "sglang::scheduler"
 _GPU_INTERVAL = 15.0  # seconds; nvidia-smi wakes the driver
+_GPU_TIMEOUT = 10.0  # of it, during which nothing else is looked at
 
 
 class ProcessWatch:
@@ -126,18 +127,7 @@ def _oom_kills(events: Path | None) -> int:
 
 def _gpu_bytes(pids: set[int]) -> int | None:
     """GPU memory that these processes hold; None where nvidia-smi does not tell."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return None
-    query = [tool, "--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    total, known = 0, False
-    for line in answer.stdout.splitlines():
-        pid, _, megabytes = (part.strip() for part in line.partition(","))
-        if pid.isdigit() and megabytes.isdigit() and int(pid) in pids:
-            total += int(megabytes) * MEGABYTE
-            known = True
-    return total if known else None
+    ours = {str(pid) for pid in pids}
+    rows = nvidia.ask("--query-compute-apps=pid,used_gpu_memory", timeout=_GPU_TIMEOUT)
+    held = [int(used) for pid, used in rows if pid in ours and used.isdigit()]
+    return sum(held) * MEGABYTE if held else None

@@ -1,0 +1,28 @@
+"""What nvidia-smi tells about this box."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+TIMEOUT = 20.0  # seconds; it wakes the driver where nothing else has
+
+
+def ask(query: str, timeout: float = TIMEOUT) -> list[list[str]]:
+    """The rows of one ``--query-...=COLUMNS``, memory in MiB; none where there is no answer."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    try:
+        answer = subprocess.run(
+            [tool, query, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines()]
+    columns = query.count(",") + 1
+    return [row for row in rows if len(row) == columns]
