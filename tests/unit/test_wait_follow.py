@@ -17,7 +17,6 @@ from sglang_spec_ext.ops.wait.history import KEPT, BootHistory, history_file
 from sglang_spec_ext.ops.wait.launch import LaunchError, launch, url_of
 from sglang_spec_ext.ops.wait.masking import mask
 from sglang_spec_ext.ops.wait.patterns import Phase
-from sglang_spec_ext.ops.wait.probe import reachable
 from sglang_spec_ext.ops.wait.vitals import ProcessWatch
 from sglang_spec_ext.ops.wait.wakeup import Wakeup
 
@@ -159,25 +158,6 @@ def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_the_url_of_a_command(words: list[str], url: str) -> None:
     assert url_of(words) == url
-
-
-@pytest.mark.parametrize(
-    ("url", "connected"),
-    [
-        ("http://0.0.0.0:30000/", "http://127.0.0.1:30000"),
-        ("127.0.0.1:5", "http://127.0.0.1:5"),
-        ("https://gpu.example/v1", "https://gpu.example"),
-        ("http://[::]:30000", "http://[::1]:30000"),
-    ],
-)
-def test_addresses_that_can_be_connected_to(url: str, connected: str) -> None:
-    assert reachable(url) == connected
-
-
-@pytest.mark.parametrize("url", ["", "http://", "http://[::1", "http://h:99999", "ftp://h", "h:x"])
-def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="is no address of a server, as http://127"):
-        reachable(url)
 
 
 def test_a_launch_on_no_port_is_refused(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from sglang_spec_ext import __version__
 from sglang_spec_ext.ops import nvidia
+from sglang_spec_ext.ops.address import is_here
 from sglang_spec_ext.ops.bench.variants import recorded_environment
 
 # Distribution metadata only: importing torch would take seconds and touch the GPU.
@@ -44,11 +44,10 @@ def describe_machine(command: Sequence[str], environ: Mapping[str, str]) -> dict
 
 def describe_server(url: str, info: Mapping[str, Any]) -> dict[str, Any]:
     """For a server that somebody else runs: what it tells, and our GPUs if it runs here."""
-    is_here = urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
     return {
         "sglang_spec_ext": __version__,
         "sglang": info.get("version"),
-        "gpus": gpus() if is_here else None,
+        "gpus": gpus() if is_here(url) else None,
     }
 
 

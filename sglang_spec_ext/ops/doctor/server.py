@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 import requests
 
 from sglang_spec_ext.compat.releases import nearest
 from sglang_spec_ext.observe import CONFIRMATION
+from sglang_spec_ext.ops.address import reachable, session
 from sglang_spec_ext.ops.preflight.flags import recorded
-from sglang_spec_ext.ops.wait.probe import reachable
 from sglang_spec_ext.runtime_state import STATE_KEY
 
 TIMEOUT = 30.0  # seconds; the schedulers answer between two of their steps
@@ -114,12 +113,8 @@ class Server:
 def ask(url: str, api_key: str) -> Server:
     """Read /server_info. Raises NoAnswer."""
     base = reachable(url)
-    session = requests.Session()
-    if urlsplit(base).hostname in ("127.0.0.1", "localhost", "::1"):
-        session.trust_env = False  # a proxy cannot reach this box's loopback
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        answer = session.get(f"{base}/server_info", headers=headers, timeout=(5, TIMEOUT))
+        answer = session(base, api_key).get(f"{base}/server_info", timeout=(5, TIMEOUT))
     except requests.ConnectionError as error:
         raise NoAnswer(f"nothing answers at {base}: is the server up? ({_root(error)})") from error
     except requests.Timeout as error:

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from sglang_spec_ext.ops.address import reachable
 from sglang_spec_ext.ops.preflight import config_file
-from sglang_spec_ext.ops.wait.probe import reachable
 
 
 class LaunchError(Exception):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
 
 import requests
 
+from sglang_spec_ext.ops.address import reachable, session
+
 HEALTH_TIMEOUT = 25.0  # SGLang itself waits up to 20 s for a token before it answers 503
 TOKEN_TIMEOUT = 60.0
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "": "127.0.0.1"}
 
 
 class ServerProbe:
@@ -17,12 +17,7 @@ class ServerProbe:
 
     def __init__(self, url: str, api_key: str = "") -> None:
         self.url = reachable(url)
-        self._session = requests.Session()
-        if urlsplit(self.url).hostname in ("127.0.0.1", "localhost", "::1"):
-            # Clusters set http_proxy for everything; a proxy cannot reach this box's loopback.
-            self._session.trust_env = False
-        if api_key:
-            self._session.headers["Authorization"] = f"Bearer {api_key}"
+        self._session = session(self.url, api_key)
 
     def health(self) -> str:
         """``ok``, ``starting``, ``refused``, ``slow``, or what else is wrong."""
@@ -99,21 +94,6 @@ class ServerProbe:
         except (requests.RequestException, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
-
-
-def reachable(url: str) -> str:
-    """The URL without a path, with an address that can be connected to. Raises ValueError."""
-    try:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        port_number = parts.port  # may raise, as splitting does
-        fits = parts.scheme in ("http", "https") and bool(parts.hostname or port_number)
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError(f"{url!r} is no address of a server, as http://127.0.0.1:30000 would be")
-    host, _, port = parts.netloc.rpartition(":") if ":" in parts.netloc else (parts.netloc, "", "")
-    host = _EVERYWHERE.get(host, host)
-    return f"{parts.scheme}://{host}:{port}" if port else f"{parts.scheme}://{host}"
 
 
 def _tokens(answer: Any, signs: tuple[str, ...]) -> bool:
