@@ -138,6 +138,9 @@ def test_a_damaged_history_is_no_history(tmp_path: Path, text: str) -> None:
 def test_a_history_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     BootHistory(tmp_path / "file" / "boots.json").add("k", {Phase.POOL: 1.0})
+    (taken := tmp_path / "folder" / "boots.json").mkdir(parents=True)
+    BootHistory(taken).add("k", {Phase.POOL: 1.0})
+    assert list(taken.parent.iterdir()) == [taken], "nothing half written is left"
 
 
 def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
@@ -46,16 +47,13 @@ class BootHistory:
         boots = self._load()
         mine = [*boots.get(key, []), {phase.value: round(s, 1) for phase, s in durations.items()}]
         boots[key] = mine[-KEPT:]
-        try:
+        with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Another wait may read or write at the same time: replace the file as a whole.
-            with tempfile.NamedTemporaryFile(
-                "w", dir=self.path.parent, prefix=".boots-", delete=False, encoding="utf-8"
-            ) as fresh:
-                json.dump(boots, fresh, indent=1)
-            os.replace(fresh.name, self.path)
-        except OSError:
-            return
+            with tempfile.TemporaryDirectory(dir=self.path.parent, prefix=".boots-") as folder:
+                fresh = Path(folder, self.path.name)
+                fresh.write_text(json.dumps(boots, indent=1), encoding="utf-8")
+                fresh.replace(self.path)
 
     def _load(self) -> dict[str, list[dict[str, Any]]]:
         try:
