@@ -69,6 +69,7 @@ CLEAN = Installed(
         Package("torch", "2.14.1", "wheel"),
         Package("sglang-kernel", "0.4.10", "wheel"),
     ),
+    plugin_system=True,
     loads_us=True,
     seams={"ServerArgs.add_cli_args": False, "ModelRunner.load_model": False},
     gaps=(),
@@ -108,6 +109,8 @@ def ids(these: Facts) -> dict[str, str]:
     return {finding.id: finding.severity.word for finding in problems.find(these)}
 
 
+OLD = replace(CLEAN, packages=versions(sglang="0.5.9"), plugin_system=False)
+"""The first release: our .pth loads the plugin."""
 PLAIN = running((None,), cap=48, sglang_spec_ext=False)
 BROKEN: dict[str, tuple[str, Facts, Facts]] = {
     # id: severity, a case that has the problem, and its twin that has not
@@ -178,11 +181,11 @@ BROKEN: dict[str, tuple[str, Facts, Facts]] = {
     "untested": ("note", facts(replace(CLEAN, packages=versions(sglang="0.5.18"))), facts()),
     "kimi-hook": (
         "note",
-        facts(replace(CLEAN, packages=versions(sglang="0.5.9"))),
+        facts(replace(OLD, loads_us=False)),
         facts(
             replace(
-                CLEAN,
-                packages=versions(sglang="0.5.9"),
+                OLD,
+                loads_us=False,
                 modified=(Modified("sglang/srt/models/kimi_k25.py", "0.5.9/kimi_k25"),),
             )
         ),
@@ -248,6 +251,21 @@ def test_a_patched_sglang_needs_no_plugin_loader() -> None:
     hidden = {"SGLANG_PLUGINS": "other"}
     assert ids(facts(whole, environment=hidden)) == {}
     assert "plugin-left-out" in ids(facts(partly, environment=hidden))
+
+
+def test_where_sglang_has_no_plugin_system_the_pth_counts() -> None:
+    untested = {"untested": "note"}
+    assert ids(facts(OLD)) == untested
+    assert "plugin-left-out" not in ids(facts(OLD, environment={"SGLANG_PLUGINS": "other"}))
+    missing = replace(OLD, loads_us=False)
+    without = untested | {"kimi-hook": "note"}
+    assert ids(facts(missing)) == without | {"plugin-invisible": "warning"}
+    off = {"SGLANG_SPEC_EXT_BOOTSTRAP": "0"}
+    assert ids(facts(missing, environment=off)) == without | {"plugin-left-out": "error"}
+    patched = replace(missing, seams=dict.fromkeys(CLEAN.seams, True))
+    assert ids(facts(patched, environment=off)) == untested
+    assert "plugin            loaded by its .pth, contract holds" in page(facts(OLD))
+    assert "plugin            its .pth is not in effect" in page(facts(missing))
 
 
 def test_every_row_has_a_case() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import sglang_spec_ext
-from sglang_spec_ext.compat import contracts, workers
+from sglang_spec_ext.compat import bootstrap, contracts, workers
 from sglang_spec_ext.ops import nvidia
 
 PLUGIN = "sglang-spec-ext"
@@ -58,7 +58,8 @@ class Installed:
 
     Attributes:
         packages: those of PACKAGES that are here.
-        loads_us: whether SGLang's plugin loader can see our entry point.
+        plugin_system: whether SGLang loads plugins itself; where not, our ``.pth`` does.
+        loads_us: whether its loader sees our entry point, or else our ``.pth`` is in effect here.
         seams: for each place that the plugin hooks, whether a diff of `patches/` calls the plugin.
         gaps: what the plugin needs and this SGLang lacks, in sentences.
         modified: files of SGLang that differ from its wheel; None where that cannot be told.
@@ -69,6 +70,7 @@ class Installed:
     python: str
     system: str
     packages: tuple[Package, ...]
+    plugin_system: bool
     loads_us: bool
     seams: Mapping[str, bool]
     gaps: tuple[str, ...]
@@ -89,18 +91,24 @@ class Installed:
 
 def look(patches: Path | None) -> Installed:
     """Look at everything; ``patches`` is a folder of diffs like our repository's."""
-    has_sglang = contracts.site_dir() is not None
+    site = contracts.site_dir()
+    plugin_system = site is None or (site / "sglang" / "srt" / "plugins").is_dir()
     return Installed(
         python=f"{platform.python_version()}, {sys.executable}",
         system=f"{platform.system()} {platform.release()}, {platform.machine()}",
         packages=tuple(_packages()),
-        loads_us=any(
-            point.name == ENTRY_POINT[1] for point in metadata.entry_points(group=ENTRY_POINT[0])
-        ),
+        plugin_system=plugin_system,
+        loads_us=_has_entry_point() if plugin_system else bootstrap.installed(),
         seams=workers.seams(),
-        gaps=tuple(workers.check()) if has_sglang else (),
+        gaps=() if site is None else tuple(workers.check()),
         **_files(known_patches(patches)),
         gpus=tuple(_gpus()),
+    )
+
+
+def _has_entry_point() -> bool:
+    return any(
+        point.name == ENTRY_POINT[1] for point in metadata.entry_points(group=ENTRY_POINT[0])
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sglang_spec_ext.args import FLAGS, KEYWORDS, THRESHOLD_FLAG
-from sglang_spec_ext.compat import contracts, workers
+from sglang_spec_ext.compat import bootstrap, contracts, workers
 from sglang_spec_ext.ops.check_draft.finding import Finding, Severity
 from sglang_spec_ext.ops.doctor.facts import Facts
 from sglang_spec_ext.ops.doctor.installed import ENTRY_POINT, PLUGIN
@@ -70,13 +70,22 @@ def _invisible(facts: Facts) -> str | None:
     here = facts.installed
     if here.loads_us or here.patched or not here.version("sglang"):
         return None
-    return f"SGLang cannot see the plugin: no entry point {ENTRY_POINT[1]} in {ENTRY_POINT[0]}"
+    if here.plugin_system:
+        return f"SGLang cannot see the plugin: no entry point {ENTRY_POINT[1]} in {ENTRY_POINT[0]}"
+    if facts.environment.get(bootstrap.SWITCH) == "0":
+        return None  # that is said by `_left_out`
+    return "this SGLang has no plugin system, and our .pth, which loads the plugin, is not here"
 
 
 def _left_out(facts: Facts) -> str | None:
+    if facts.installed.patched:
+        return None
+    if not facts.installed.plugin_system:
+        off = facts.environment.get(bootstrap.SWITCH) == "0"
+        return f"{bootstrap.SWITCH}=0 keeps our .pth from loading the plugin" if off else None
     allowed = facts.environment.get("SGLANG_PLUGINS", "")
     names = [name.strip() for name in allowed.split(",") if name.strip()]
-    if not names or ENTRY_POINT[1] in names or facts.installed.patched:
+    if not names or ENTRY_POINT[1] in names:
         return None
     return f"SGLANG_PLUGINS={allowed} keeps SGLang from loading the plugin"
 
@@ -115,9 +124,10 @@ def _two_kernels(facts: Facts) -> str | None:
 
 
 def _kimi(facts: Facts) -> str | None:
-    modified = facts.installed.modified
-    if facts.installed.version("sglang") != "0.5.9" or modified is None:
-        return None
+    here = facts.installed
+    modified = here.modified
+    if here.version("sglang") != "0.5.9" or modified is None or here.loads_us or here.patched:
+        return None  # the plugin gives that class the hooks
     if any(file.path.endswith("models/kimi_k25.py") for file in modified):
         return None
     return "Kimi-K2.5 with an EAGLE-3 draft dies with an AttributeError after loading its weights"
@@ -212,7 +222,10 @@ PROBLEMS = (
     ),
     Problem("plugin-invisible", WARNING, _invisible, f"pip install {PLUGIN} in this environment"),
     Problem(
-        "plugin-left-out", ERROR, _left_out, f"unset SGLANG_PLUGINS, or add {ENTRY_POINT[1]} to it"
+        "plugin-left-out",
+        ERROR,
+        _left_out,
+        f"unset the variable; SGLANG_PLUGINS may also name {ENTRY_POINT[1]}",
     ),
     Problem(
         "patched-partly", WARNING, _patched_partly, "tools/apply_patches.py status, then apply"
@@ -265,7 +278,7 @@ PROBLEMS = (
         "kimi-hook",
         NOTE,
         _kimi,
-        "tools/apply_patches.py apply --only kimi_k25",
+        f"pip install {PLUGIN}, or tools/apply_patches.py apply --only kimi_k25",
         "https://github.com/sgl-project/sglang/pull/19689",
     ),
     Problem("own-extend", NOTE, _own_extend, ""),

@@ -35,7 +35,10 @@ def environment_lines(facts: Facts) -> Iterator[Line]:
         yield package.name, f"{package.version}, {package.origin}"
     if installed.version("sglang"):
         yield "sglang files", _files(facts)
-        loaded = "visible to SGLang" if installed.loads_us else "not visible to SGLang"
+        if installed.plugin_system:
+            loaded = "visible to SGLang" if installed.loads_us else "not visible to SGLang"
+        else:
+            loaded = "loaded by its .pth" if installed.loads_us else "its .pth is not in effect"
         seams = sum(installed.seams.values())
         if seams:
             loaded += f", called by patches in {seams} of {len(installed.seams)} places"
