@@ -59,7 +59,13 @@ _FLAGS = {
 }
 
 
-_TRUE = ("1", "true", "yes", "y")  # as SGLang reads it
+_TRUTH = {"true": True, "1": True, "yes": True, "y": True,
+          "false": False, "0": False, "no": False, "n": False}  # fmt: skip
+
+
+def truth(value: str) -> bool | None:
+    """What SGLang takes the value of an environment variable for; None for neither."""
+    return _TRUTH.get(value.lower())
 
 
 class _Parser(argparse.ArgumentParser):
@@ -88,4 +94,4 @@ def parse_command_line(words: Sequence[str], environ: Mapping[str, str]) -> Serv
 
 def longer_context_allowed(environ: Mapping[str, str]) -> bool:
     """Whether SGLang lets a context be longer than the model's config.json says."""
-    return environ.get(ALLOW_LONGER_CONTEXT, "").lower() in _TRUE
+    return truth(environ.get(ALLOW_LONGER_CONTEXT, "")) is True

@@ -19,12 +19,12 @@ from sglang_spec_ext.args import (
 )
 from sglang_spec_ext.compat.releases import RELEASES
 from sglang_spec_ext.ops.check_draft.checkpoint import read_config
+from sglang_spec_ext.ops.check_draft.server import truth
 from sglang_spec_ext.ops.check_draft.tensors import CheckpointError
 from sglang_spec_ext.ops.preflight.reading import Reading
 
 EAGLE_FAMILY = ("EAGLE", "EAGLE3", "STANDALONE")
 DEFAULT_CAP = 48  # what SGLang sets under speculation when --max-running-requests is not given
-TRUE, FALSE = ("true", "1", "yes", "y"), ("false", "0", "no", "n")  # to SGLang, in a variable
 OWN_CAP = {"DeepseekV4ForCausalLM": 256}
 
 
@@ -150,8 +150,7 @@ class Setup:
     @property
     def spec_v2_asked(self) -> bool | None:
         """What SGLANG_ENABLE_SPEC_V2 says; None where it says nothing."""
-        value = self.environment.get("SGLANG_ENABLE_SPEC_V2", "").lower()
-        return True if value in TRUE else False if value in FALSE else None
+        return truth(self.environment.get("SGLANG_ENABLE_SPEC_V2", ""))
 
     @property
     def overlap_off(self) -> bool:
