@@ -226,27 +226,6 @@ _OWN_LOGITS = "the logits buffer of the plain decode graphs: every graph runner 
 # Called or read, never wrapped.
 CALLED = (
     TouchPoint(
-        "extend_cache_locs", "sglang.kernels.ops.speculative.cache_locs",
-        "assign_extend_cache_locs_func", "function",
-        ("req_pool_indices", "req_to_token", "start_offset", "end_offset", "batch_size",
-         "draft_token_num", "device"),
-        "scheduler", "KV slots of the step out of the reserved ones", hooked=False,
-    ),
-    TouchPoint(
-        "extend_cache_locs", "sglang.srt.speculative.triton_ops.cache_locs",
-        "assign_extend_cache_locs_func", "function",
-        ("req_pool_indices", "req_to_token", "start_offset", "end_offset", "batch_size",
-         "draft_token_num", "device"),
-        "scheduler", "KV slots of the step out of the reserved ones", hooked=False,
-    ),
-    TouchPoint(
-        "extend_cache_locs", "sglang.srt.speculative.eagle_info_v2",
-        "assign_extend_cache_locs_func", "function",
-        ("req_pool_indices", "req_to_token", "start_offset", "end_offset", "batch_size",
-         "draft_token_num", "device"),
-        "scheduler", "KV slots of the step out of the reserved ones", hooked=False,
-    ),
-    TouchPoint(
         "draft_extend", _WORKER, "EagleDraftWorker._draft_extend_for_decode", "method",
         ("batch", "batch_result"),
         "scheduler", "draft extend: on resume, and per step for drafts without a KV-only write",

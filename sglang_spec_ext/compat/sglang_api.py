@@ -80,29 +80,6 @@ def announce_lengths(
         publish(lengths)
 
 
-def reserved_slots(
-    batch: Any, req_to_token: torch.Tensor, start: torch.Tensor, width: int
-) -> torch.Tensor:
-    """KV slots that each request already holds for ``width`` positions from ``start`` on.
-
-    Args:
-        start: [batch] int64, first position per request.
-
-    Returns:
-        [batch * width] int64, request by request.
-    """
-    slots: torch.Tensor = resolve("extend_cache_locs")(
-        req_pool_indices=batch.req_pool_indices,
-        req_to_token=req_to_token,
-        start_offset=start,
-        end_offset=start + width,
-        batch_size=start.shape[0],
-        draft_token_num=width,
-        device=start.device,
-    )
-    return slots
-
-
 @contextmanager
 def draft_contexts(draft_worker: Any) -> Iterator[None]:
     """The contexts in which SGLang itself runs the draft: its TP group, its MoE backends."""

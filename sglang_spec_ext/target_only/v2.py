@@ -42,7 +42,7 @@ class TargetOnlyStep(Step):
         step = copy.copy(batch)
         step.input_ids = batch.spec_info.bonus_tokens.to(torch.int64)
         # the scheduler reserved these slots when it prepared the decode; allocating again leaks
-        step.out_cache_loc = sglang_api.reserved_slots(batch, self._req_to_token, start, 1)
+        step.out_cache_loc = self._reserved_slots(batch, start)
         step.seq_lens = start + 1
         if batch.seq_lens_cpu is not None:
             step.seq_lens_cpu = batch.seq_lens_cpu + 1
@@ -73,6 +73,18 @@ class TargetOnlyStep(Step):
             )
         self.counts.warmed(size)
         return result
+
+    def _reserved_slots(self, batch: Any, positions: torch.Tensor) -> torch.Tensor:
+        """KV slots that the requests hold already, as int64 in the shape of ``positions``.
+
+        SGLang has a kernel for this that compiles anew for each power of two of requests, while
+        requests wait.
+
+        Args:
+            positions: [batch] or [batch, any] int64.
+        """
+        rows = batch.req_pool_indices.view(-1, *[1] * (positions.ndim - 1))
+        return self._req_to_token[rows, positions].to(torch.int64)
 
     def _resume(self, batch: Any) -> None:
         if self._warm_draft is None:
@@ -105,7 +117,8 @@ class TargetOnlyStep(Step):
         if batch.seq_lens_cpu is not None:
             view.seq_lens_cpu = start.to("cpu")
             view.seq_lens_sum = int(view.seq_lens_cpu.sum())
-        view.out_cache_loc = sglang_api.reserved_slots(batch, self._req_to_token, start, width)
+        columns = start[:, None] + torch.arange(width, device=start.device)
+        view.out_cache_loc = self._reserved_slots(batch, columns).flatten()
         # Row 0 of each request is the token; the rest is what rejected drafts are after a verify:
         # overwritten by the next steps before anything reads it.
         rows = torch.zeros(size * width, dtype=torch.int64, device=start.device)

@@ -328,15 +328,15 @@ def test_no_place_at_all_is_one_sentence_with_all_of_them(tmp_path: Path) -> Non
     ]
 
 
-@pytest.mark.parametrize("at", range(len(places("extend_cache_locs"))))
+@pytest.mark.parametrize("at", range(len(places("graph_sizes"))))
 def test_holding_is_the_place_that_the_sources_have(tmp_path: Path, at: int) -> None:
-    place = places("extend_cache_locs")[at]
+    place = places("graph_sizes")[at]
     assert place.parameters is not None
     file = tmp_path.joinpath(*place.module.split(".")).with_suffix(".py")
     file.parent.mkdir(parents=True)
     name, signature = place.qualname, ", ".join(place.parameters)
     file.write_text(f"def {name}({signature}): ...\n")
-    assert contracts.holding("extend_cache_locs", tmp_path) == place
+    assert contracts.holding("graph_sizes", tmp_path) == place
 
 
 def test_holding_of_what_nobody_has_is_none(tmp_path: Path) -> None:

@@ -51,12 +51,6 @@ def slot(pool_index: int, position: int) -> int:
     return 1000 * pool_index + position
 
 
-def slots_of(batch: Any, req_to_token: Any, start: Any, width: int) -> Any:
-    """As SGLang's kernel: the slots that `req_to_token` holds from `start` on."""
-    columns = start[:, None] + torch.arange(width)
-    return req_to_token[batch.req_pool_indices[:, None], columns].reshape(-1)
-
-
 @pytest.fixture(autouse=True)
 def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     """The few names of SGLang that the step imports, without SGLang."""
@@ -83,7 +77,6 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "resolve", names.__getitem__)
     todays = {point.name: point for point in reversed(contracts.TOUCH_POINTS)}
     monkeypatch.setattr(api, "_place", todays.__getitem__)
-    monkeypatch.setattr(api, "reserved_slots", slots_of)
     monkeypatch.setattr(api, "draft_contexts", contexts)
     monkeypatch.setattr(api, "recurrent_hidden", lambda draft: (DRAFT_WIDTH, torch.float16))
     monkeypatch.setattr(api, "decode_graph_runner", lambda runner: None)

@@ -174,9 +174,7 @@ def switch_step_faults(v2: ModuleType) -> None:
 
 def _difference_to_own_extend(step: Any, batch: Any, result: Any) -> float:
     """Largest relative difference of the K/V just written and what SGLang's draft extend writes."""
-    from sglang_spec_ext.compat import sglang_api
-
-    slots = sglang_api.reserved_slots(batch, step._req_to_token, batch.seq_lens, 1)
+    slots = step._reserved_slots(batch, batch.seq_lens)
     size = batch.seq_lens.shape[0]
     scratch = step._stubs.draft_input(size, result.next_token_ids)
     hidden = step._warm_draft.last_hidden(batch.req_pool_indices)
