@@ -19,6 +19,7 @@ GROUPS = {
     "tests/engine/test_doors.py": PROGRAMS,
     "tests/engine/test_eagle3_families.py": PROGRAMS,
     "tests/engine/test_failing_loudly.py": PROGRAMS,
+    "tests/engine/test_latent_attention.py": PROGRAMS,
     "tests/engine/test_operator_tools.py": PROGRAMS,
     "tests/engine/test_other_configurations.py": PROGRAMS,
     "tests/engine/test_patched.py": PROGRAMS,

@@ -1,7 +1,7 @@
-"""A random DeepSeek-V2 with the widths of multi-head latent attention that kernels are made for.
+"""A random DeepSeek-V2, whose attention is latent (MLA), and a random EAGLE-3 draft for it.
 
-In float32, and with a random EAGLE-3 draft: its greedy text has no near ties, so whatever changes
-a token is an error and no rounding. Nothing that such a draft proposes is accepted.
+In float32 its greedy text has no near ties, so whatever changes a token is an error and no
+rounding. The draft is an ordinary one of one layer; nothing that it proposes is accepted.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: nothing to ask for a GPU")
 
-import tiny_mla  # noqa: E402
 from wide_heads import widen  # noqa: E402
 
 from sglang_spec_ext.ops.bench.server import free_port  # noqa: E402
@@ -153,23 +152,11 @@ def test_batches_around_every_captured_size_and_above_the_largest(
     assert accept_length(swung) > ACCEPTED
 
 
-def test_a_target_with_latent_attention(tmp_path: Path) -> None:
-    """Nothing is trained: the text must be that of a server that does not speculate."""
-    tiny_mla.write(tmp_path)
-    kind = {"dtype": "float32", **TRITON}
-    plain = run(tmp_path / "target", kind, 4, tmp_path / "log_plain")
-    flags = {**speculative(tmp_path / "draft", 1), **kind, **THRESHOLD}
-    swung = run(tmp_path / "target", flags, 4, tmp_path / "log")
-    assert_crossed(swung, 16)
-    expected = {tuple(r["prompt"]): r["output"] for one in plain["rounds"] for r in one}
-    for requests in swung["rounds"]:
-        for request in requests:
-            assert request["output"] == expected[tuple(request["prompt"])]
-
-
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_tensor_parallel_ranks(tmp_path: Path) -> None:
+def test_two_tensor_parallel_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = {**speculative(MODELS / "draft", 1), **TRITON, "tp_size": 2}
+    # the other tests may hold memory of one of the two
+    monkeypatch.setenv("SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK", "false")
     swung = run(MODELS / "target", {**pair, **THRESHOLD}, 5, tmp_path / "log")
     assert_language(swung)
     assert_crossed(swung, 20)
