@@ -112,6 +112,7 @@ def test_variants_that_boot_together_are_measured_one_at_a_time(tmp_path: Path) 
         # the fourth has no companion left
         assert beside == (run["variant"] != "threshold=4")
         assert (run["gpu_memory_used_mib"] is None) or not beside
+        assert (run["capture_gb"] is None) == beside
 
 
 def test_nothing_boots(tmp_path: Path) -> None:

@@ -215,11 +215,11 @@ def _describe_boot(
     run.environment["sglang"] = info.get("version") or run.environment.get("sglang")
     assert server.boot_s is not None  # it is up
     run.boot_s = round(server.boot_s, 2)
-    run.capture_s, run.capture_gb = boot_log.capture_s, boot_log.capture_gb
+    run.capture_s = boot_log.capture_s
     if alone:
-        run.gpu_memory_used_mib = gpu_memory_used_mib()
+        run.capture_gb, run.gpu_memory_used_mib = boot_log.capture_gb, gpu_memory_used_mib()
     else:
-        run.notes.append("booted beside others: a server alone boots faster")
+        run.notes.append("booted beside others: slower, and its share of GPU memory is not told")
     run.notes += boot_notes(variant, info, boot_log)
 
 
