@@ -9,6 +9,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+
+from sglang_spec_ext.ops.bench.command import bench
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,3 +46,15 @@ def test_the_cost_of_the_bootstrap() -> None:
 def test_a_raw_result_says_what_it_ran_on(name: str) -> None:
     machine = raw(name)["machine"]
     assert {"processor", "processors", "virtual", "load_average", "python"} <= machine.keys()
+
+
+SWEEPS = sorted((ROOT / "benchmarks" / "results").glob("h200-*.json"))
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_the_tables_of_the_sweeps(path: Path) -> None:
+    shown = CliRunner().invoke(bench, ["report", str(path), "--markdown"]).output
+    table = shown[shown.index("| variant |") :].partition("\n\n")[0]
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
+    assert table in text
+    assert f"results/{path.name}" in text

@@ -15,7 +15,9 @@ from sglang_spec_ext.ops.wait import vitals
 def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The answer to any query lies in this file; without it the tool fails."""
     script = tmp_path / "nvidia-smi"
-    script.write_text(f"#!/bin/sh\nexec /bin/cat '{tmp_path}/answer'\n")
+    script.write_text(
+        f"#!/bin/sh\necho $* > '{tmp_path}/asked'\nexec /bin/cat '{tmp_path}/answer'\n"
+    )
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     return tmp_path / "answer"
@@ -45,3 +47,11 @@ def test_what_a_measurement_records(says: Path) -> None:
     ]
     says.write_text("512\n[N/A]\n")
     assert environment.gpu_memory_used_mib() == [512]
+
+
+def test_only_the_gpus_that_the_server_sees_are_recorded(says: Path) -> None:
+    says.write_text("NVIDIA H200, 580.1, 143771\n")
+    environment.gpus("1")
+    assert "--id=1" in says.with_name("asked").read_text()
+    environment.gpus("")
+    assert "--id" not in says.with_name("asked").read_text()

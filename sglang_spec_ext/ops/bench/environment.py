@@ -36,7 +36,7 @@ def describe_machine(command: Sequence[str], environ: Mapping[str, str]) -> dict
     return {
         "sglang_spec_ext": __version__,
         **_versions(python, environ),
-        "gpus": gpus(),
+        "gpus": gpus(environ.get("CUDA_VISIBLE_DEVICES")),
         "cpus": os.cpu_count(),
         "variables": recorded_environment(environ),
     }
@@ -51,9 +51,10 @@ def describe_server(url: str, info: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def gpus() -> list[dict[str, str]]:
+def gpus(visible: str | None = None) -> list[dict[str, str]]:
+    """All, or those that CUDA_VISIBLE_DEVICES leaves ``visible``."""
     names = ("name", "driver_version", "memory.total")
-    rows = nvidia.ask(f"--query-gpu={','.join(names)}")
+    rows = nvidia.ask(f"--query-gpu={','.join(names)}", only=visible)
     return [dict(zip(("name", "driver", "memory_mib"), row, strict=True)) for row in rows]
 
 
