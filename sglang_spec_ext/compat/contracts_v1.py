@@ -74,12 +74,15 @@ _METRICS = (
     ),
 )  # fmt: skip
 
+# Of workers that advance the positions before a step of the draft instead of after it.
+_DRAFT_POSITIONS = TouchPoint(
+    "draft_positions", _WORKER, "EAGLEWorker.draft_forward", "method", ("forward_batch",),
+    "scheduler", "puts the draft's decode steps right after its prefill; see eagle3_hooks",
+)  # fmt: skip
+
 # Before the scheduler made its own handshake, and under the mixin's former names.
 _FIRST_SCHEDULER_HOOKS = (
-    TouchPoint(
-        "draft_positions", _WORKER, "EAGLEWorker.draft_forward", "method", ("forward_batch",),
-        "scheduler", "puts the draft's decode steps right after its prefill; see eagle3_hooks",
-    ),
+    _DRAFT_POSITIONS,
     TouchPoint(
         "init_model_worker", _SCHEDULER, "Scheduler.init_model_worker", "method", (),
         "scheduler", "makes the target-only step before the server is ready",
@@ -161,8 +164,22 @@ _SHARED_NAMES = (
 )  # fmt: skip
 CALLED = (*_CALLED, *(p for p in contracts.CALLED if p.name in _SHARED_NAMES))
 
+# What tells the last release of this worker from the two before it.
+_EXTEND_INPUT = TouchPoint(
+    "extend_input", _EAGLE_INFO, "EagleDraftExtendInput", "class", None,
+    "scheduler", "what a draft extend reads", hooked=False,
+)  # fmt: skip
+_VERIFIED_ID = TouchPoint(
+    "verified_id", _EAGLE_INFO, "EagleVerifyOutput.verified_id", "attribute", None,
+    "scheduler", "the tokens of a verify, which a draft extend reads of the draft's own input",
+    hooked=False,
+)  # fmt: skip
+LAST_CALLED = (*CALLED, _EXTEND_INPUT)
+EARLY_CALLED = (*CALLED, _VERIFIED_ID)
+
 LAUNCHER = contracts.LAUNCHER
 SCHEDULER = (*_SCHEDULER_HOOKS, *_CONTROL, _INIT_INFO, *_METRICS)
+EARLY_SCHEDULER = (*SCHEDULER, _DRAFT_POSITIONS)
 
 FIRST_LAUNCHER = (
     LAUNCH_FUNCTION,

@@ -61,11 +61,19 @@ V2 = Contract(
 )
 V1 = Contract(
     "spec-v1",
-    releases.span("0.5.10.post1", "0.5.12.post1"),
-    ("forward_batch_generation_v1", "launch_subprocesses"),
+    releases.span("0.5.12.post1", "0.5.12.post1"),
+    ("forward_batch_generation_v1", "launch_subprocesses", "extend_input"),
     contracts_v1.LAUNCHER,
     contracts_v1.SCHEDULER,
-    contracts_v1.CALLED,
+    contracts_v1.LAST_CALLED,
+)
+EARLY_V1 = Contract(
+    "spec-v1",
+    releases.span("0.5.10.post1", "0.5.11"),
+    ("forward_batch_generation_v1", "launch_subprocesses", "verified_id"),
+    contracts_v1.LAUNCHER,
+    contracts_v1.EARLY_SCHEDULER,
+    contracts_v1.EARLY_CALLED,
 )
 FIRST_V1 = Contract(
     "spec-v1",
@@ -75,7 +83,7 @@ FIRST_V1 = Contract(
     contracts_v1.FIRST_SCHEDULER,
     contracts_v1.CALLED,
 )
-CONTRACTS = (V2, V1, FIRST_V1)
+CONTRACTS = (V2, V1, EARLY_V1, FIRST_V1)
 
 
 def told(site: Path | None = None) -> tuple[Contract, ...]:

@@ -13,20 +13,20 @@ from test_touch_points import edit, rename, sources  # noqa: F401
 
 from sglang_spec_ext.compat import contracts, contracts_v1, workers
 from sglang_spec_ext.compat.contracts import TouchPoint
-from sglang_spec_ext.compat.workers import FIRST_V1, V1, V2, Contract
+from sglang_spec_ext.compat.workers import EARLY_V1, FIRST_V1, V1, V2, Contract
 
 OF_RELEASE = {
     "0.5.9": FIRST_V1,
-    "0.5.10.post1": V1,
-    "0.5.11": V1,
+    "0.5.10.post1": EARLY_V1,
+    "0.5.11": EARLY_V1,
     "0.5.12.post1": V1,
 }
 V1_RELEASES = list(OF_RELEASE)
 
 
-@pytest.fixture(params=["0.5.9", "0.5.12.post1"])
+@pytest.fixture(params=["0.5.9", "0.5.11", "0.5.12.post1"])
 def copied(request: pytest.FixtureRequest, tmp_path: Path, sources: Callable[[str], Path]) -> Path:
-    """The modules of the first and of the last release of this worker, to be changed."""
+    """The modules of one release of each contract of this worker, to be changed."""
     shutil.copytree(sources(request.param), tmp_path / "site")
     return tmp_path / "site"
 
@@ -61,7 +61,7 @@ def test_a_scheduler_process_is_told_its_worker(
     [
         ("0.5.9", False, FIRST_V1, True),
         ("0.5.9", True, V2, False),
-        ("0.5.11", False, V1, True),
+        ("0.5.11", False, EARLY_V1, True),
         ("0.5.11", True, V2, False),
         ("0.5.12.post1", False, V1, True),
         ("0.5.12.post1", True, V2, True),
@@ -93,7 +93,7 @@ def test_everything_holds(release: str, sources: Callable[[str], Path]) -> None:
 
 
 def test_every_release_of_this_worker_is_checked() -> None:
-    assert [*FIRST_V1.releases, *V1.releases] == V1_RELEASES
+    assert [*FIRST_V1.releases, *EARLY_V1.releases, *V1.releases] == V1_RELEASES
 
 
 @pytest.mark.parametrize("release", V1_RELEASES)
@@ -133,7 +133,7 @@ def test_the_hook_for_the_drafts_positions_is_bound_where_it_is_needed_only(
     before = loop.index("positions.add_(1)") < loop.index("self.draft_model_runner.forward(")
     assert before is (release != "0.5.12.post1")
     bound = "draft_positions" in {point.name for point in OF_RELEASE[release].scheduler}
-    assert bound is (release == "0.5.9")
+    assert bound is before
 
 
 @pytest.mark.parametrize("release", V1_RELEASES)
@@ -144,7 +144,7 @@ def test_every_name_has_one_place(release: str, sources: Callable[[str], Path]) 
         assert len(held) == 1, (name, held)
 
 
-POINTS = dict.fromkeys((*FIRST_V1.points, *V1.points))
+POINTS = dict.fromkeys((*FIRST_V1.points, *EARLY_V1.points, *V1.points))
 
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda p: f"{p.name} in {p.module}")

@@ -139,7 +139,12 @@ def test_with_the_flag_the_scheduler_has_both(
 
 @pytest.mark.parametrize(("check", "watched"), [("off", set()), ("stop", {"process_decode"})])
 @pytest.mark.parametrize(
-    ("contract", "besides"), [(workers.V1, set()), (workers.FIRST_V1, {"draft_positions"})]
+    ("contract", "besides"),
+    [
+        (workers.V1, set()),
+        (workers.EARLY_V1, {"draft_positions"}),
+        (workers.FIRST_V1, {"draft_positions"}),
+    ],
 )
 def test_with_a_draft_and_no_flag_older_releases_are_mended_and_watched(
     bindings: Bindings,
