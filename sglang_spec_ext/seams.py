@@ -51,6 +51,8 @@ def seam(original: Any) -> Any:
     Args:
         original: a function, or a class that is held as an attribute for being called.
     """
+    if original.__module__.startswith("sglang."):
+        require_all()  # of those who have not applied `package`
     slot = Slot(original)
     if isinstance(original, type):
         return SeamedClass(original, slot)
@@ -84,6 +86,21 @@ def slot_of(function: Any) -> Slot | None:
     """The slot of a seam, also below the wrappers of others that keep to functools.wraps."""
     found = getattr(function, _SLOT, None)
     return found if isinstance(found, Slot) else None
+
+
+@functools.cache
+def require_all() -> None:
+    """Called by a patched SGLang when it is imported: with our flag, every diff must be there.
+
+    One that is missing may be the one that knows the flag, or that would ask the plugin at all.
+    Raises ImportError, which stops whoever imports SGLang.
+    """
+    if bootstrap.spawned() or not bootstrap.threshold_asked_for():
+        return
+    from sglang_spec_ext.compat import diffs
+
+    for problem in diffs.missing(patched=True):
+        raise ImportError(f"{bootstrap.THRESHOLD_FLAG} cannot take effect: {problem}")
 
 
 _begun: set[str | None] = set()

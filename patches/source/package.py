@@ -1,10 +1,14 @@
-"""What a patched SGLang says where the package that its seams call is not there."""
+"""What a patched SGLang says where the package that its seams call, or a diff, is not there."""
 
-WHAT = "import sglang stops with one sentence where the sglang_spec_ext package is missing"
+WHAT = (
+    "import sglang stops with one sentence where the sglang_spec_ext package is missing, or a diff"
+    " that the flag needs"
+)
 WHY = (
     "The seams of the other diffs import sglang_spec_ext. In an environment that has lost it, or"
     " never had it, the first of them would end in a bare ModuleNotFoundError of whatever process"
-    " came first, with nothing that says what to do."
+    " came first, with nothing that says what to do. And where only some diffs are applied, the"
+    " flag would be unknown to the command line, or be taken and have half of its effect."
 )
 UPSTREAM = "none"
 RETIRE = "with the last of the other diffs, except kimi_k25, which needs no package"
@@ -17,6 +21,7 @@ except ImportError as _error:
         "this SGLang is patched to call sglang_spec_ext, which cannot be imported here: either "
         "pip install sglang-spec-ext, or take the patches back with apply_patches.py revert"
     ) from _error
+_seams.require_all()
 del _seams
 """
 

@@ -25,8 +25,9 @@ _PREFIX = "SGLANG_SPEC_EXT_"
 _DOOR = "SGLANG_SPEC_EXT_DISABLE_BATCH_THRESHOLD"
 # what the launcher leaves for the processes that it spawns
 _SPAWNED = ("SGLANG_SPEC_EXT_WORKER", "SGLANG_SPEC_EXT_DRAFTING_WORKER")
+THRESHOLD_FLAG = "--speculative-disable-batch-threshold"
 _FLAGS = (
-    "--speculative-disable-batch-threshold",
+    THRESHOLD_FLAG,
     "--speculative-resume-batch-threshold",
     "--speculative-min-steps-between-switches",
 )
@@ -131,6 +132,13 @@ def register(only_in: str | None) -> None:
 def _asked_for() -> bool:
     return any(name.startswith(_PREFIX) and name != SWITCH for name in os.environ) or any(
         argument.startswith(_FLAGS) for argument in sys.argv
+    )
+
+
+def threshold_asked_for() -> bool:
+    """Whether this process was started with the threshold, by flag or by variable."""
+    return bool(os.environ.get(_DOOR)) or any(
+        argument.startswith(THRESHOLD_FLAG) for argument in sys.argv
     )
 
 

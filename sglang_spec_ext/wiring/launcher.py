@@ -11,7 +11,7 @@ from typing import Any
 
 from sglang_spec_ext import args, draft_check, observe, refusals
 from sglang_spec_ext.args import SettingsError
-from sglang_spec_ext.compat import contracts, hooks, workers
+from sglang_spec_ext.compat import contracts, diffs, hooks, workers
 from sglang_spec_ext.runtime_state import relay_update
 from sglang_spec_ext.wiring.asked import asked
 from sglang_spec_ext.wiring.failure import NotBoundError, exit_on, explain, installed_release
@@ -37,7 +37,7 @@ def bind(only_in: str | None = None) -> None:
     Raises:
         NotBoundError: something of it is missing.
     """
-    problems = workers.check() or hooks.bind(hooks.within(table(), only_in))
+    problems = workers.check() or diffs.missing() or hooks.bind(hooks.within(table(), only_in))
     if problems:
         raise NotBoundError(explain(problems))
     if only_in is not None:

@@ -25,13 +25,14 @@ from crossing import (
 from probing import Faults, pool_gap, scheduler_state, verifies
 from sglang_servers import Server, server_environment
 
-from sglang_spec_ext.compat import bootstrap, contracts, workers
+from sglang_spec_ext.compat import bootstrap, contracts, diffs, workers
 from sglang_spec_ext.runtime_state import STATE_KEY
-from testbed import engine
+from testbed import engine, prompts
 
 ROOT = Path(__file__).resolve().parents[2]
 CLOSED = {"SGLANG_PLUGINS": "none_of_ours", bootstrap.SWITCH: "0"}
 """Every way in but the diffs."""
+LEFT_OUT = "scheduler"
 LONG = 450
 SHORT = 30
 TIMEOUT_S = 400
@@ -50,6 +51,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     shutil.copytree(Path(spec.origin).parent, folder / "sglang")
     done = tool("apply_patches.py", "apply", "--site", str(folder), env=dict(os.environ))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def partly(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same without one of the diffs, as after a reinstallation of some of the files."""
+    folder = tmp_path_factory.mktemp("partly")
+    shutil.copytree(site / "sglang", folder / "sglang")
+    taken = ("revert", "--only", LEFT_OUT, "--site", str(folder))
+    done = tool("apply_patches.py", *taken, env=dict(os.environ))
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -116,3 +128,48 @@ def test_with_the_plugin_loaded_too_nothing_is_hooked_twice(site: Path) -> None:
         assert len(set(place["slot"])) == len(place["slot"]) >= 1, (target, place)
         assert place["elsewhere"] == [], (target, place)
     assert told["unbound"] == []
+
+
+# ------------------------------------------------------------------------------ one diff missing
+
+
+def test_without_one_diff_our_flag_stops_the_start_and_names_it(partly: Path) -> None:
+    """At the first import: no argument is parsed yet, and nothing loads."""
+    command = engine.command_line(1, speculative_disable_batch_threshold=THRESHOLD)
+    env = with_site(partly, server_environment(CLOSED))
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert "--speculative-disable-batch-threshold cannot take effect" in last
+    assert f"patches/{engine.installed_release()}, these are not applied: {LEFT_OUT}." in last
+    assert "python apply_patches.py apply" in last
+    assert "usage:" not in done.stderr + done.stdout
+
+
+def test_without_one_diff_and_without_our_flag_it_serves(partly: Path) -> None:
+    started = Server.start(1, env=with_site(partly, server_environment(CLOSED)), sleep_on_idle=True)
+    try:
+        starts = [prompts.prompt_ids(seed) for seed in (40, 41)]
+        for start, answer in zip(starts, started.greedy(starts, LONG // 5), strict=True):
+            assert answer["output_ids"] == prompts.continue_ids(start, LONG // 5)
+            assert answer["meta_info"]["spec_accept_length"] > ACCEPTED
+    finally:
+        started.stop()
+
+
+def test_without_one_diff_the_plugin_itself_does_the_rest_where_it_may(
+    partly: Path, faults: Faults
+) -> None:
+    started = Server.start(1, env=with_site(partly, faults.environment()), **CROSSING)
+    try:
+        long = language_bodies(2, LONG, first_seed=50)
+        assert_language(cross(started, long, language_bodies(6, SHORT, first_seed=60)))
+        (state,) = started.client.get("/server_info").json()["internal_states"]
+        assert state[STATE_KEY]["unbound"] == []
+        concern = set(diffs.CONCERNS[LEFT_OUT])
+        replaced = {name.rpartition(".")[2] for name in scheduler_state(started)["replaced"]}
+        points = workers.hooked(contracts.site_dir() or partly)
+        assert replaced
+        assert replaced <= {p.qualname.rpartition(".")[2] for p in points if p.name in concern}
+    finally:
+        started.stop()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sglang_spec_ext.compat import contracts, workers
+from sglang_spec_ext.compat import contracts, diffs, workers
 
 ROOT = Path(__file__).resolve().parents[2]
 PATCHES = ROOT / "patches"
@@ -119,6 +119,32 @@ def test_what_is_hooked_has_a_seam_and_the_contract_still_holds(
         assert release in known.releases
         assert hooked >= {p.target for p in contracts.in_use(known.launcher, site)}
         assert hooked >= {p.target for p in contracts.in_use(known.scheduler, site)}
+
+
+def test_what_a_reinstallation_took_back_is_named(
+    release: str, wheel: Path, applied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """File by file, with every other way to load the plugin closed."""
+    monkeypatch.setattr(contracts, "site_dir", lambda: applied)
+    monkeypatch.setattr(diffs, "_closed", lambda _: "closed")
+    monkeypatch.setattr(diffs.releases, "installed_version", lambda: release)
+    assert diffs.missing(patched=True) == []
+    concerns = {p.stem: p.read_text() for p in sorted((PATCHES / release).glob("*.diff"))}
+    touched = {
+        line[6:] for text in concerns.values() for line in text.splitlines() if line[:6] == "+++ b/"
+    }
+    seamed = {path for path in touched if "@seam\n" in (applied / path).read_text()}
+    assert len(seamed) >= 8
+    for path in seamed:
+        ours = (applied / path).read_bytes()
+        with zipfile.ZipFile(wheel) as archive:
+            (applied / path).write_bytes(archive.read(path))
+        (said,) = diffs.missing()
+        (applied / path).write_bytes(ours)
+        named = said.partition("not applied: ")[2].partition(".")[0].split(", ")
+        there = [name for name, text in concerns.items() if f"+++ b/{path}\n" in text]
+        assert sorted(named) == there, path
+        assert f"patches/{release}" in said
 
 
 def test_without_the_package_importing_sglang_names_both_ways_out(applied: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from sglang_spec_ext import args, plugin, seams
-from sglang_spec_ext.compat import bootstrap, hooks
+from sglang_spec_ext.compat import bootstrap, diffs, hooks
 from sglang_spec_ext.compat.contracts import Kind, TouchPoint
 from sglang_spec_ext.seams import seam
 
@@ -85,6 +85,7 @@ def registering(monkeypatch: pytest.MonkeyPatch) -> Registering:
     made = Registering()
     monkeypatch.setattr(plugin, "register", made)
     monkeypatch.setattr(seams, "_begun", set())
+    seams.require_all.cache_clear()
     monkeypatch.setattr(sys, "argv", ["launch_server"])
     for name in [name for name in os.environ if name.startswith("SGLANG_SPEC_EXT_")]:
         monkeypatch.delenv(name)
@@ -343,6 +344,51 @@ def test_what_stops_a_process_gets_out(patched: Any, registering: Registering) -
     for _ in range(2):
         with pytest.raises(SystemExit):
             patched.function(1)
+
+
+# ------------------------------------------------------------------------------ diffs missing
+
+
+@pytest.fixture
+def missing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    said = ["the diff scheduler is not applied"]
+    monkeypatch.setattr(diffs, "missing", lambda patched: said if patched else [])
+    return said
+
+
+def test_without_our_flag_diffs_may_be_missing(missing: list[str]) -> None:
+    seams.require_all()
+
+
+def patched_module(source: str) -> Any:
+    module = ModuleType("sglang.patched")
+    exec(f"from sglang_spec_ext.seams import seam\n{source}", vars(module))
+    return module
+
+
+@pytest.mark.parametrize("asked", ["flag", "variable"])
+def test_with_our_flag_none_may(
+    missing: list[str], monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    if asked == "flag":
+        monkeypatch.setattr(sys, "argv", ["launch_server", args.THRESHOLD_FLAG, "4"])
+    else:
+        monkeypatch.setenv(args.ENV_NAMES["threshold"], "4")
+    for _ in range(2):
+        with pytest.raises(ImportError, match=f"{args.THRESHOLD_FLAG}.*the diff scheduler"):
+            seams.require_all()
+    with pytest.raises(ImportError, match="the diff scheduler"):
+        patched_module("@seam\ndef function(): pass")
+    missing.clear()
+    patched_module("@seam\ndef function(): pass")
+
+
+def test_a_spawned_process_leaves_it_to_its_launcher(
+    missing: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(args.ENV_NAMES["threshold"], "4")
+    monkeypatch.setenv(args.WORKER_ENV, "{}")
+    seams.require_all()
 
 
 def test_it_imports_neither_torch_nor_sglang() -> None:
