@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from testbed.sglang_cpu import patches_v1
+
 _FOLDER = Path(__file__).resolve().parent
 TARGET = _FOLDER / "models" / "target"
 DRAFT = _FOLDER / "models" / "draft"
@@ -36,7 +38,9 @@ def installed_release() -> str | None:
 
 
 FIRST_RELEASE = installed_release() == "0.5.9"
-"""No plugin system, the spec-v1 worker, and no speculation of its own on CPU."""
+"""No plugin system, and the oldest forms of all that the tests look at."""
+SPEC_V1 = installed_release() in patches_v1.RELEASES
+"""The spec-v1 worker runs here, without the overlap schedule; no speculation of its own on CPU."""
 
 
 def environment(*, overlap: bool = False) -> dict[str, str]:
@@ -62,7 +66,7 @@ def environment(*, overlap: bool = False) -> dict[str, str]:
     }
     if overlap:
         variables |= {"SGLANG_SPEC_EXT_TESTBED_OVERLAP": "1", "TRITON_INTERPRET": "1"}
-    if FIRST_RELEASE:
+    if SPEC_V1:
         variables["TRITON_INTERPRET"] = "1"
         # it refuses images with the cuDNN that its own torch brings; here nothing uses cuDNN
         variables["SGLANG_DISABLE_CUDNN_CHECK"] = "1"
@@ -80,7 +84,7 @@ def server_args(topk: int | None, **overrides: Any) -> dict[str, Any]:
         "model_path": str(TARGET),
         "device": "cpu",
         "dtype": "float32",
-        "attention_backend": "torch_native" if FIRST_RELEASE else "intel_amx",
+        "attention_backend": "torch_native" if SPEC_V1 else "intel_amx",
         "disable_overlap_schedule": True,
         "disable_cuda_graph": True,
         "mem_fraction_static": 0.1,
@@ -138,8 +142,13 @@ def process_environment() -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of 127.0.0.1 that nobody listens on right now.
+
+    None of the highest: SGLang 0.5.11 - 0.5.13.post1 add 10000 for gRPC and refuse what is no port.
+    """
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        if port < 55536:
+            return port

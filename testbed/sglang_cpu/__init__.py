@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 
-from . import patches, patches_0_5_9
+from . import patches, patches_v1
 from .import_hooks import install_finder
 
 __all__ = ["install"]
@@ -19,5 +19,5 @@ def install() -> None:
 
     Raises RuntimeError when a module to be patched has been imported already.
     """
-    first = importlib.metadata.version("sglang") == "0.5.9"
-    install_finder(patches_0_5_9.PATCHES if first else patches.PATCHES)
+    older = importlib.metadata.version("sglang") in patches_v1.RELEASES
+    install_finder(patches_v1.PATCHES if older else patches.PATCHES)

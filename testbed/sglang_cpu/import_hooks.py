@@ -35,7 +35,8 @@ class PatchingFinder(MetaPathFinder):
             except (AttributeError, ValueError) as error:
                 raise ImportError(
                     f"the CPU test bed cannot adapt {fullname}: {error}. It is written for SGLang "
-                    "0.5.9 and 0.5.23; install one of them, or adapt testbed/sglang_cpu"
+                    "0.5.23, 0.5.12.post1, 0.5.10.post1 and 0.5.9; install one of them, or adapt "
+                    "testbed/sglang_cpu"
                 ) from error
 
         # On the instance: the module keeps its ordinary loader, so source and tracebacks work.

@@ -190,7 +190,7 @@ def test_no_draft_forward_while_off(crossing_server: Server) -> None:
     assert len(off) <= 6
     rows = [int(n) for n in re.findall(r"probe: draft kv rows=(\d+)", "\n".join(crossing.log))]
     assert max(rows) > 3 * 7, "rows of several steps, of 7 requests, are written together"
-    assert {"DECODE", "DRAFT_EXTEND" if engine.FIRST_RELEASE else "DRAFT_EXTEND_V2"} <= set(on)
+    assert {"DECODE", "DRAFT_EXTEND" if engine.SPEC_V1 else "DRAFT_EXTEND_V2"} <= set(on)
 
 
 def forwards(lines: list[str]) -> list[str]:

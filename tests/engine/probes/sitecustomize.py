@@ -76,13 +76,18 @@ def watch_v1_verifies(eagle_worker: ModuleType) -> None:
     def verify_and_say(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         starts, reqs = batch.seq_lens.tolist(), batch.reqs
         result = verify(self, batch, *args, **kwargs)
-        for req, start, drafts in zip(
-            reqs, starts, result[1].accept_length_per_req_cpu, strict=True
-        ):
+        for req, start, drafts in zip(reqs, starts, accepted_drafts(result[1]), strict=True):
             say(f"verify rid={req.rid} position={start} accepted={drafts + 1}")
         return result
 
     cls.verify = verify_and_say
+
+
+def accepted_drafts(verified: Any) -> list[int]:
+    names = ("num_correct_drafts", "num_accepted_drafts", "accept_length")  # newest first
+    fields = (f"{name}_per_req_cpu" for name in names)
+    accepted: list[int] = getattr(verified, next(f for f in fields if hasattr(verified, f)))
+    return accepted
 
 
 def report_state(internal_state: ModuleType) -> None:

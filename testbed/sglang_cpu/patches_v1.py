@@ -1,7 +1,7 @@
-"""What SGLang 0.5.9 needs changed to run on such a machine, by module.
+"""What the releases with the spec-v1 worker need changed to run on such a machine, by module.
 
-It has no speculation on CPU at all. Its Triton kernels run under Triton's interpreter, which the
-environment of `engine` turns on; what is left are CUDA kernels and the attention backends.
+They have no speculation on CPU at all. Their Triton kernels run under Triton's interpreter, which
+the environment of `engine` turns on; what is left are CUDA kernels and the attention backends.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Any
 
 from .import_hooks import Patch
 from .patches import replace, use_stand_in_kernels
+
+RELEASES = ("0.5.9", "0.5.10.post1", "0.5.11", "0.5.12.post1")
 
 
 def _use_tree_kernels(eagle_utils: ModuleType) -> None:
@@ -24,6 +26,8 @@ def _use_tree_kernels(eagle_utils: ModuleType) -> None:
     def verify(
         predicts: Any, accept_index: Any, accept_token_num: Any, topk: int = -1, **tree: Any
     ) -> tuple[Any, Any, Any]:
+        # releases spell it retrive or retrieve, the kernel always the former
+        tree = {name.replace("retrieve", "retrive"): value for name, value in tree.items()}
         draft_tree.verify_tree_greedy_cpu(predicts, accept_index, accept_token_num, **tree)
         return predicts, accept_index, accept_token_num
 
