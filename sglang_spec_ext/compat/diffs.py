@@ -48,7 +48,7 @@ def missing(*, patched: bool = False) -> list[str]:
         return []
     names = [name for name, points in CONCERNS.items() if without & set(points)]
     return [
-        f"of the diffs in patches/{releases.installed_version()}, these are not applied: "
+        f"of the diffs in patches/{releases.installed_version() or ''}, these are not applied: "
         f"{', '.join(names)}. Nothing else loads the plugin here ({closed}), so it takes all of "
         "them: python apply_patches.py apply"
     ]
