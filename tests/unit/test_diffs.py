@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from sglang_spec_ext import plugin
-from sglang_spec_ext.compat import bootstrap, contracts, diffs, workers
+from sglang_spec_ext.compat import bootstrap, contracts, diffs, hooks, workers
 from sglang_spec_ext.compat.contracts import TouchPoint
+from sglang_spec_ext.wiring import launcher
+from sglang_spec_ext.wiring.failure import NotBoundError
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = EntryPoint("spec_ext", "sglang_spec_ext.plugin:register", "sglang.srt.plugins")
@@ -116,6 +117,6 @@ def test_a_door_that_is_switched_off_is_named(box: Box, monkeypatch: pytest.Monk
 
 def test_the_launcher_binds_nothing_then(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "check", list)
-    monkeypatch.setattr(plugin.hooks, "bind", lambda _: pytest.fail("it went on"))
-    with pytest.raises(plugin.NotBoundError, match="not applied: scheduler, results"):
-        plugin._bind_launcher()
+    monkeypatch.setattr(hooks, "bind", lambda _: pytest.fail("it went on"))
+    with pytest.raises(NotBoundError, match="not applied: scheduler, results"):
+        launcher.bind()
