@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 
 Kind = Literal["function", "method", "staticmethod", "classmethod", "attribute", "class"]
 
-# Releases on which the whole test suite has run. Others run when every contract holds.
-TESTED_RELEASES = ("0.5.23",)
+# Releases on which the engine tests run. Others run when every contract holds.
+TESTED_RELEASES = ("0.5.9", "0.5.23")
 OLDEST_RELEASE, NEWEST_RELEASE = "0.5.12.post1", "0.5.23"
 
 SEAM = "seam"

@@ -254,16 +254,15 @@ def test_a_patched_sglang_needs_no_plugin_loader() -> None:
 
 
 def test_where_sglang_has_no_plugin_system_the_pth_counts() -> None:
-    untested = {"untested": "note"}
-    assert ids(facts(OLD)) == untested
+    assert ids(facts(OLD)) == {}
     assert "plugin-left-out" not in ids(facts(OLD, environment={"SGLANG_PLUGINS": "other"}))
     missing = replace(OLD, loads_us=False)
-    without = untested | {"kimi-hook": "note"}
+    without = {"kimi-hook": "note"}
     assert ids(facts(missing)) == without | {"plugin-invisible": "warning"}
     off = {"SGLANG_SPEC_EXT_BOOTSTRAP": "0"}
     assert ids(facts(missing, environment=off)) == without | {"plugin-left-out": "error"}
     patched = replace(missing, seams=dict.fromkeys(CLEAN.seams, True))
-    assert ids(facts(patched, environment=off)) == untested
+    assert ids(facts(patched, environment=off)) == {}
     assert "plugin            loaded by its .pth, contract holds" in page(facts(OLD))
     assert "plugin            its .pth is not in effect" in page(facts(missing))
 
