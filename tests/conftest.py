@@ -6,6 +6,7 @@ the same folder. All others go wherever there is time.
 
 from __future__ import annotations
 
+import signal
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -28,6 +29,13 @@ GROUPS = {
     "tests/unit/test_apply_patches_wheel.py": WHEELS,
 }
 """By folder or file; the file counts where both are there."""
+
+
+# A run behind nohup or in a shell's background ignores these, and so would all that the tests start
+# in order to interrupt it.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def group(nodeid: str) -> str:
