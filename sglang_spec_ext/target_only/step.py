@@ -105,6 +105,19 @@ class Step(ABC):
             )
         return result
 
+    def _reserved_slots(self, batch: Any, positions: torch.Tensor) -> torch.Tensor:
+        """KV slots that the requests hold already, as int64 in the shape of ``positions``.
+
+        SGLang has a kernel for this that compiles anew for each power of two of requests, while
+        requests wait.
+
+        Args:
+            positions: [batch] or [batch, any] int64.
+        """
+        requests = batch.req_pool_indices
+        rows = requests if positions.ndim == 1 else requests[:, None]
+        return self._req_to_token[rows, positions].to(torch.int64)
+
     @abstractmethod
     def _decode(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """One token per request from the target, and the draft's K and V for it."""

@@ -60,8 +60,7 @@ class TargetOnlyStep(Step):
     def _resume(self, batch: Any) -> None:
         if self._warm_draft is None:
             return  # SGLang's own extend ran on every step: the draft input is complete
-        last = batch.seq_lens - 1
-        batch.out_cache_loc = self._req_to_token[batch.req_pool_indices, last].to(torch.int64)
+        batch.out_cache_loc = self._reserved_slots(batch, batch.seq_lens - 1)
         hidden = self._warm_draft.last_hidden(batch.req_pool_indices)
         self._draft_extend(batch, sglang_v1.bonus_tokens(batch.spec_info), hidden)
 

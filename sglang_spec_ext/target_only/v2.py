@@ -74,18 +74,6 @@ class TargetOnlyStep(Step):
         self.counts.warmed(size)
         return result
 
-    def _reserved_slots(self, batch: Any, positions: torch.Tensor) -> torch.Tensor:
-        """KV slots that the requests hold already, as int64 in the shape of ``positions``.
-
-        SGLang has a kernel for this that compiles anew for each power of two of requests, while
-        requests wait.
-
-        Args:
-            positions: [batch] or [batch, any] int64.
-        """
-        rows = batch.req_pool_indices.view(-1, *[1] * (positions.ndim - 1))
-        return self._req_to_token[rows, positions].to(torch.int64)
-
     def _resume(self, batch: Any) -> None:
         if self._warm_draft is None:
             return  # SGLang's own extend ran on every step: the draft input is complete
