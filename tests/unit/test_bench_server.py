@@ -60,6 +60,18 @@ def test_up_and_down_again(tmp_path: Path) -> None:
     assert [alive(pid) for pid in pids_in(pids)] == [False, False]
 
 
+def test_stopped_once_since_its_group_id_may_be_anothers_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids, boot = start(tmp_path)
+    with boot() as server:
+        server.stop()
+        assert [alive(pid) for pid in pids_in(pids)] == [False, False]
+        signalled: list[int] = []
+        monkeypatch.setattr(module, "_signal_group", lambda group, number: signalled.append(group))
+    assert signalled == []
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_stopped_when_the_block_fails(tmp_path: Path, error: type[BaseException]) -> None:
     pids, boot = start(tmp_path)

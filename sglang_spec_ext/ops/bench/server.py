@@ -59,6 +59,13 @@ class Server:
     process: subprocess.Popen[bytes]
     started: float
     boot_s: float | None = None
+    _stopped: bool = False
+
+    def stop(self) -> None:
+        """Ends it once: after that its group id may be another's."""
+        if not self._stopped:
+            self._stopped = True
+            stop(self.process)
 
     def is_up(self) -> bool:
         """Whether it has answered by now. Raises BootError if it died before it did."""
@@ -104,10 +111,11 @@ def starting(
             )
         except OSError as error:
             raise BootError(f"cannot start {command[0]}: {error.strerror}") from error
+    server = Server(f"http://127.0.0.1:{port}", ServerLog(log_path), process, started)
     try:
-        yield Server(f"http://127.0.0.1:{port}", ServerLog(log_path), process, started)
+        yield server
     finally:
-        stop(process)
+        server.stop()
 
 
 def await_boots(
@@ -135,7 +143,7 @@ def await_boots(
                     waiting = True
             except BootError as error:
                 failures[place] = str(error)
-                stop(server.process)
+                server.stop()
         if not waiting:
             return failures
         on_wait(time.monotonic() - begun)

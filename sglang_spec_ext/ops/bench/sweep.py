@@ -27,7 +27,6 @@ from sglang_spec_ext.ops.bench.server import (
     free_port,
     server_info,
     starting,
-    stop,
 )
 from sglang_spec_ext.ops.bench.server_log import BootLog, LevelLog, read_boot, read_level
 from sglang_spec_ext.ops.bench.variants import (
@@ -166,7 +165,7 @@ def _boot_and_measure(
                     report.say(f"{_name(session, run)}: NOTE {note}")
                 missing = session.results.missing_levels(variant.label, boot)
                 _measure_levels(session, run, missing, server.url, server.log, server, info)
-                stop(server.process)
+                server.stop()
     except KeyboardInterrupt:
         for run in begun:
             if session.results.missing_levels(run.variant, boot):
