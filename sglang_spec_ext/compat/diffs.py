@@ -6,10 +6,9 @@ Some may have been left out, and a reinstallation takes them back from the files
 from __future__ import annotations
 
 import os
-from importlib import metadata
 from pathlib import Path
 
-from sglang_spec_ext.compat import bootstrap, contracts, releases, workers
+from sglang_spec_ext.compat import bootstrap, contracts, entry_point, releases, workers
 
 CONCERNS = {
     "server_args": ("add_cli_args", "from_cli_args", "check_server_args", "admission_cap"),
@@ -42,8 +41,8 @@ def missing(*, patched: bool = False) -> list[str]:
     closed = site and _closed(site)
     if site is None or not closed:
         return []
-    seamed = {point.target: contracts.seamed(point, site) for point in workers.hooked(site)}
-    without = {point.name for point in workers.hooked(site) if not seamed[point.target]}
+    seamed = {point: contracts.seamed(point, site) for point in workers.hooked(site)}
+    without = {point.name for point, there in seamed.items() if not there}
     if not without or not (patched or any(seamed.values())):
         return []
     names = [name for name, points in CONCERNS.items() if without & set(points)]
@@ -61,9 +60,6 @@ def _closed(site: Path) -> str:
             return ""
         off = os.environ.get(bootstrap.SWITCH) == "0"
         return f"{bootstrap.SWITCH}=0" if off else "our .pth is not in its site-packages"
-    group, name = "sglang.srt.plugins", "spec_ext"
-    if name not in {point.name for point in metadata.entry_points(group=group)}:
-        return f"there is no entry point {name}"
-    allowed = os.environ.get("SGLANG_PLUGINS", "")
-    listed = {entry.strip() for entry in allowed.split(",")}
-    return "" if not allowed or name in listed else f"SGLANG_PLUGINS={allowed}"
+    if not entry_point.installed():
+        return f"there is no entry point {entry_point.NAME}"
+    return entry_point.hidden_by(os.environ)

@@ -39,7 +39,7 @@ class Box:
         monkeypatch.setattr(diffs.releases, "installed_version", lambda: "0.5.9")
         monkeypatch.setattr(workers, "hooked", lambda _: tuple(map(point, self.seams)))
         monkeypatch.setattr(contracts, "seamed", lambda p, _: self.seams[p.name])
-        monkeypatch.setattr(diffs.metadata, "entry_points", self._entry_points)
+        monkeypatch.setattr(diffs.entry_point.metadata, "entry_points", self._entry_points)
         self.bootstrap(in_place=False)
 
     def _entry_points(self, *, group: str) -> EntryPoints:

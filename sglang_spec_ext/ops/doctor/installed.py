@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import sglang_spec_ext
-from sglang_spec_ext.compat import bootstrap, contracts, workers
+from sglang_spec_ext.compat import bootstrap, contracts, entry_point, workers
 from sglang_spec_ext.ops import nvidia
 
 PLUGIN = "sglang-spec-ext"
-ENTRY_POINT = ("sglang.srt.plugins", "spec_ext")
 # Distribution, and what it is imported as. Kernels changed their distribution's name once.
 PACKAGES = (
     ("sglang", "sglang"),
@@ -98,17 +97,11 @@ def look(patches: Path | None) -> Installed:
         system=f"{platform.system()} {platform.release()}, {platform.machine()}",
         packages=tuple(_packages()),
         plugin_system=plugin_system,
-        loads_us=_has_entry_point() if plugin_system else bootstrap.installed(),
+        loads_us=entry_point.installed() if plugin_system else bootstrap.installed(),
         seams=workers.seams(),
         gaps=() if site is None else tuple(workers.check()),
         **_files(known_patches(patches)),
         gpus=tuple(_gpus()),
-    )
-
-
-def _has_entry_point() -> bool:
-    return any(
-        point.name == ENTRY_POINT[1] for point in metadata.entry_points(group=ENTRY_POINT[0])
     )
 
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sglang_spec_ext.args import FLAGS, KEYWORDS, THRESHOLD_FLAG
-from sglang_spec_ext.compat import bootstrap, contracts, workers
+from sglang_spec_ext.compat import bootstrap, contracts, entry_point, workers
 from sglang_spec_ext.ops.check_draft.finding import Finding, Severity
 from sglang_spec_ext.ops.doctor.facts import Facts
-from sglang_spec_ext.ops.doctor.installed import ENTRY_POINT, PLUGIN
+from sglang_spec_ext.ops.doctor.installed import PLUGIN
 from sglang_spec_ext.ops.preflight import rules
 from sglang_spec_ext.ops.preflight.flags import recorded
 from sglang_spec_ext.ops.preflight.reading import OURS, Reading
@@ -71,7 +71,8 @@ def _invisible(facts: Facts) -> str | None:
     if here.loads_us or here.patched or not here.version("sglang"):
         return None
     if here.plugin_system:
-        return f"SGLang cannot see the plugin: no entry point {ENTRY_POINT[1]} in {ENTRY_POINT[0]}"
+        wanted = f"{entry_point.NAME} in {entry_point.GROUP}"
+        return f"SGLang cannot see the plugin: no entry point {wanted}"
     if facts.environment.get(bootstrap.SWITCH) == "0":
         return None  # that is said by `_left_out`
     return "this SGLang has no plugin system, and our .pth, which loads the plugin, is not here"
@@ -83,11 +84,8 @@ def _left_out(facts: Facts) -> str | None:
     if not facts.installed.plugin_system:
         off = facts.environment.get(bootstrap.SWITCH) == "0"
         return f"{bootstrap.SWITCH}=0 keeps our .pth from loading the plugin" if off else None
-    allowed = facts.environment.get("SGLANG_PLUGINS", "")
-    names = [name.strip() for name in allowed.split(",") if name.strip()]
-    if not names or ENTRY_POINT[1] in names:
-        return None
-    return f"SGLANG_PLUGINS={allowed} keeps SGLang from loading the plugin"
+    variable = entry_point.hidden_by(facts.environment)
+    return f"{variable} keeps SGLang from loading the plugin" if variable else None
 
 
 def _patched_partly(facts: Facts) -> str | None:
@@ -225,7 +223,7 @@ PROBLEMS = (
         "plugin-left-out",
         ERROR,
         _left_out,
-        f"unset the variable; SGLANG_PLUGINS may also name {ENTRY_POINT[1]}",
+        f"unset the variable; SGLANG_PLUGINS may also name {entry_point.NAME}",
     ),
     Problem(
         "patched-partly", WARNING, _patched_partly, "tools/apply_patches.py status, then apply"
