@@ -121,6 +121,27 @@ _CALLED = (
         "scheduler", "the target's plain decode, sampling included", hooked=False,
     ),
     TouchPoint(
+        "batch_copy", _BATCH, "ScheduleBatch.copy", "method", (),
+        "scheduler", "what the scheduler commits while the next step runs", hooked=False,
+    ),
+    TouchPoint(
+        "tokens_to_host", "sglang.srt.managers.utils", "GenerationBatchResult.copy_to_cpu",
+        "method", ("return_logprob",),
+        "scheduler", "brings the tokens there meanwhile", hooked=False,
+    ),
+    *(
+        TouchPoint(
+            f"batch_{name}", _BATCH, f"ScheduleBatch.{name}", "attribute", None,
+            "scheduler", "tells a step whose output the next one needs on the host", hooked=False,
+        )
+        for name in ("has_grammar", "return_hidden_states")
+    ),
+    TouchPoint(
+        "custom_processor", "sglang.srt.sampling.sampling_batch_info",
+        "SamplingBatchInfo.has_custom_logit_processor", "attribute", None,
+        "scheduler", "the same", hooked=False,
+    ),
+    TouchPoint(
         "draft_extend_v1", _WORKER, "EAGLEWorker.forward_draft_extend_after_decode", "method",
         ("batch",),
         "scheduler", "draft extend: on resume, and per step for drafts without a KV-only write",

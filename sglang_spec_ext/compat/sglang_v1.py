@@ -74,6 +74,8 @@ def plain_decode(target_worker: Any, batch: Any, tokens: torch.Tensor, hidden_mo
         hidden_mode: which of the target's hidden states come out.
     """
     batch.output_ids = tokens.to(torch.int64)
+    # SGLang counts them up in place, and a step in flight has them
+    batch.seq_lens, batch.seq_lens_cpu = batch.seq_lens.clone(), batch.seq_lens_cpu.clone()
     # a verify leaves these as they were before it
     batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
     batch.orig_seq_lens = batch.seq_lens.to(batch.orig_seq_lens.dtype, copy=True)
@@ -91,12 +93,65 @@ def plain_decode(target_worker: Any, batch: Any, tokens: torch.Tensor, hidden_mo
     return result
 
 
-def drop_finished(batch: Any) -> None:
-    """Take finished requests out of the draft input, as a verify does before the scheduler does."""
-    kept = [i for i, request in enumerate(batch.reqs) if not request.finished()]
-    if 0 < len(kept) < len(batch.reqs):
-        rows = torch.tensor(kept, dtype=torch.int64, device=batch.seq_lens.device)
-        batch.spec_info.filter_batch(rows, has_been_filtered=False)
+def needs_host(batch: Any) -> bool:
+    """Whether the batch's next step needs this one's tokens, or all of its output, on the host."""
+    return bool(
+        batch.has_grammar
+        or batch.return_hidden_states
+        or batch.sampling_info.has_custom_logit_processor
+    )
+
+
+def copy_to_host(result: Any, batch: Any) -> None:
+    """Start to copy what a commit reads of a target-only step; SGLang's commit waits for it.
+
+    The hidden states are for the draft, which has them.
+    """
+    result.logits_output.hidden_states = None
+    result.copy_done = torch.get_device_module(batch.device).Event()
+    result.copy_to_cpu(return_logprob=batch.return_logprob)
+
+
+def snapshot(batch: Any) -> Any:
+    """The batch as a commit needs it; the scheduler's own goes on to the next step."""
+    copied = batch.copy()
+    copied.reqs = list(batch.reqs)  # the first releases share it, and extend it at a merge
+    return copied
+
+
+@contextmanager
+def skipping_ended(scheduler: Any) -> Iterator[None]:
+    """A commit passes over requests that are finished or retracted, as in the overlap schedule."""
+    overlap, scheduler.enable_overlap = scheduler.enable_overlap, True
+    try:
+        yield
+    finally:
+        scheduler.enable_overlap = overlap
+
+
+def drop_finished(draft_input: Any, rows: list[Any]) -> list[Any]:
+    """Take finished requests out of a draft input, as a verify does before the scheduler does.
+
+    Args:
+        rows: its request for each of its rows.
+
+    Returns:
+        The same for the rows that are left.
+
+    Raises:
+        RuntimeError: it has other rows, so whose they are is not known.
+    """
+    tokens = bonus_tokens(draft_input)
+    if tokens.shape[0] != len(rows):
+        raise RuntimeError(
+            f"the draft input has {tokens.shape[0]} rows for {len(rows)} requests: something "
+            "changed the running batch between two target-only steps"
+        )
+    kept = [i for i, request in enumerate(rows) if not request.finished()]
+    if len(kept) < len(rows):
+        indices = torch.tensor(kept, dtype=torch.int64, device=tokens.device)
+        draft_input.filter_batch(indices, has_been_filtered=False)
+    return [rows[i] for i in kept]
 
 
 def draft_extend(

@@ -57,6 +57,8 @@ class Step(ABC):
             )
         self._target_graphs: TargetGraphs | None = None
         self.largest_threshold: int | None = None
+        # False from the first target-only step up to the resume
+        self._resumed = True
 
     def _start(self, hidden_mode: Any) -> None:
         """Capture the graphs and say that the step is ready.
@@ -72,6 +74,10 @@ class Step(ABC):
         self.largest_threshold = largest_threshold()
         observe.log_start(self.worker, self.policy.settings, self.own_extend_reason)
 
+    def _can_resume(self) -> bool:
+        """False if one more target-only step has to come before the resume."""
+        return True
+
     @property
     def _standalone(self) -> bool:
         return bool(self.worker.speculative_algorithm.is_standalone())
@@ -85,17 +91,19 @@ class Step(ABC):
         switch = self.policy.step(batch.seq_lens.shape[0])
         if switch is not None:
             observe.log_switch(switch, self.policy.settings)
-        if self.policy.mode is Mode.TARGET_ONLY:
+        if self.policy.mode is Mode.TARGET_ONLY or not self._can_resume():
+            self._resumed = False
             return self._decode(batch, *args, **kwargs)
-        if switch is not None:
+        if not self._resumed:
             self._resume(batch)
+            self._resumed = True
         return original(self.worker, batch, *args, **kwargs)
 
     def _prefill(self, original: Forward, batch: Any, *args: Any, **kwargs: Any) -> Any:
         if self._warm_draft is not None:
             self._warm_draft.catch_up()  # its prefill may read a prefix that was generated here
         result = original(self.worker, batch, *args, **kwargs)
-        if self.policy.mode is Mode.TARGET_ONLY and self._warm_draft is not None:
+        if not self._resumed and self._warm_draft is not None:
             # this request's first decode may be the resume
             device = self._req_to_token.device
             lengths = torch.as_tensor(sglang_api.prefill_lengths(batch), device=device)

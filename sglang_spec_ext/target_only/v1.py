@@ -3,7 +3,8 @@
 That worker allocates KV slots for a step itself and commits its tokens inside verify: output ids,
 stop conditions, grammars, log probabilities. A target-only step has SGLang do all of it with its
 own code for a server without speculation, by showing it the batch as one: here for allocation,
-forward and sampling, and in `process_decode` for what the scheduler does with the tokens.
+forward and sampling, and in `process_decode` for what the scheduler does with the tokens, while
+the next step runs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import torch
 from sglang_spec_ext import observe
 from sglang_spec_ext.args import Settings
 from sglang_spec_ext.compat import sglang_api, sglang_v1
-from sglang_spec_ext.target_only.step import Step
+from sglang_spec_ext.policy import Mode
+from sglang_spec_ext.target_only.in_flight import InFlight
+from sglang_spec_ext.target_only.step import Forward, Step
 
 
 class TargetOnlyStep(Step):
@@ -28,11 +31,36 @@ class TargetOnlyStep(Step):
         super().__init__(worker, settings, sglang_v1.draft_of(worker))
         reads_hidden = sglang_v1.reads_hidden(worker)
         self._hidden_mode = CaptureHiddenMode.FULL if reads_hidden else CaptureHiddenMode.NULL
+        self._in_flight = InFlight(self._committed)
         self._start(self._hidden_mode)
+
+    def _committed(self, tokens: int) -> None:
+        self.counts.committed(Mode.TARGET_ONLY, tokens, tokens)
+
+    def process_decode(
+        self, original: Callable[..., Any], scheduler: Any, batch: Any, result: Any
+    ) -> Any:
+        """Stand in for the scheduler's ``process_batch_result_decode(batch, result)``.
+
+        For a speculative server that leaves out what a verify has done; after a target-only step
+        there was no verify, and the scheduler does it as for a plain server.
+        """
+        if not observe.is_target_only(result):
+            return original(scheduler, batch, result)
+        stays = self.policy.mode is Mode.TARGET_ONLY and not sglang_v1.needs_host(batch)
+        return self._in_flight.launched(original, scheduler, batch, result, stays=stays)
+
+    def _can_resume(self) -> bool:
+        # of a step in flight nobody knows yet which requests it ends
+        return not self._in_flight
+
+    def _prefill(self, original: Forward, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self._in_flight.land(preparing=batch.reqs)
+        return super()._prefill(original, batch, *args, **kwargs)
 
     def _decode(self, batch: Any, *_: Any, **__: Any) -> Any:
         target, runner = self.worker.target_worker, self.worker.target_worker.model_runner
-        positions = batch.seq_lens.clone()  # SGLang counts it up in place
+        positions = batch.seq_lens
         draft_input = batch.spec_info
         if self._target_graphs is not None:
             placed = self._target_graphs.in_place()
@@ -67,17 +95,3 @@ class TargetOnlyStep(Step):
     def _draft_extend(self, batch: Any, tokens: torch.Tensor, hidden: torch.Tensor | None) -> None:
         with sglang_api.draft_contexts(self._draft):
             sglang_v1.draft_extend(self.worker, batch, tokens, hidden)
-
-
-def process_decode(original: Callable[..., Any], scheduler: Any, batch: Any, result: Any) -> Any:
-    """Around the scheduler's ``process_batch_result_decode``.
-
-    For a speculative server it leaves out what a verify has done; after a target-only step there
-    was no verify, and the scheduler does it as for a plain server.
-    """
-    if not observe.is_target_only(result):
-        return original(scheduler, batch, result)
-    with sglang_v1.plain(batch):
-        processed = original(scheduler, batch, result)
-    sglang_v1.drop_finished(batch)
-    return processed

@@ -9,7 +9,6 @@ from typing import Any
 from sglang_spec_ext import args, observe
 from sglang_spec_ext.args import Settings
 from sglang_spec_ext.compat import contracts, hooks, workers
-from sglang_spec_ext.policy import Mode
 from sglang_spec_ext.runtime_state import STATE_KEY, RuntimeState
 from sglang_spec_ext.wiring import drafting
 from sglang_spec_ext.wiring.failure import NotBoundError, exit_on, explain
@@ -95,13 +94,7 @@ def _step_class() -> Any:
 
 
 def process_decode(original: Callable[..., Any], scheduler: Any, batch: Any, result: Any) -> Any:
-    from sglang_spec_ext.target_only import v1
-
-    processed = v1.process_decode(original, scheduler, batch, result)
-    if observe.is_target_only(result) and _metrics.counts is not None:
-        size = result.next_token_ids.shape[0]
-        _metrics.counts.committed(Mode.TARGET_ONLY, size, size)
-    return processed
+    return _step_of(scheduler.draft_worker).process_decode(original, scheduler, batch, result)
 
 
 def graph_sizes(original: Callable[..., Any], model_runner: Any, *rest: Any, **kwargs: Any) -> Any:

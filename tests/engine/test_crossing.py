@@ -9,6 +9,7 @@ import json
 import threading
 from typing import Any
 
+import pytest
 from crossing import (
     CAPACITY,
     LEAD,
@@ -155,6 +156,26 @@ def test_chunked_prefill_joins_in_both_modes(crossing_server: Server) -> None:
     assert len(whole) >= 8, "no prompt was prefilled in pieces"
 
 
+def test_the_scheduler_commits_a_step_while_the_next_one_runs(crossing_server: Server) -> None:
+    """On the spec-v1 worker, up to the last step before the resume."""
+    if "worker=EAGLEWorkerV2" in crossing_server.log():
+        pytest.skip("SGLang itself overlaps the steps of this worker")
+    long = language_bodies(2, LONG, first_seed=180)
+    crossing = cross(crossing_server, long, language_bodies(6, SHORT, first_seed=190))
+    assert_language(crossing)
+    flying, most, both = 0, 0, 0
+    for line in crossing.log:
+        if "launched target-only step" in line:
+            flying += 1
+            most, both = max(most, flying), both + (flying == 2)
+        elif "committed target-only step" in line:
+            flying -= 1
+        elif "probe: verify" in line:
+            assert flying == 0, "a verify with a step in flight"
+    assert (flying, most) == (0, 2)
+    assert both > SHORT / 2
+
+
 def test_the_log_says_what_the_command_line_asked_for(crossing_server: Server, topk: int) -> None:
     (line,) = [x for x in crossing_server.log().splitlines() if "spec-ext active" in x]
     assert f"N={THRESHOLD}, M={THRESHOLD}, K=4, max_running_requests=8" in line
@@ -166,8 +187,8 @@ def test_a_leak_is_seen(crossing_server: Server, faults: Faults) -> None:
     with faults.on("leak"):
         cross(
             crossing_server,
-            language_bodies(2, LONG, first_seed=180),
-            language_bodies(6, SHORT, first_seed=190),
+            language_bodies(2, LONG, first_seed=200),
+            language_bodies(6, SHORT, first_seed=210),
         )
     assert "KV slots" in (pool_gap(crossing_server, CAPACITY) or "")
     crossing_server.flush_cache()  # resets the pools

@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the step wo
 from sglang_spec_ext import observe  # noqa: E402
 from sglang_spec_ext.args import Settings  # noqa: E402
 from sglang_spec_ext.compat import sglang_v1  # noqa: E402
+from sglang_spec_ext.policy import Mode  # noqa: E402
 from sglang_spec_ext.target_only import step, v1  # noqa: E402
 
 POOL, CONTEXT, WIDTH = 6, 32, 3
@@ -149,6 +150,9 @@ class Batch(SimpleNamespace):
             lengths.add_(1)
         self.seq_lens_sum += len(self.reqs)
 
+    def copy(self) -> Batch:
+        return Batch(**vars(self))
+
     def get_model_worker_batch(self) -> SimpleNamespace:
         assert self.spec_algorithm is Algorithm.NONE
         assert self.spec_info is None
@@ -160,6 +164,24 @@ class Batch(SimpleNamespace):
         )
 
 
+class Result(SimpleNamespace):
+    """SGLang's GenerationBatchResult."""
+
+    copy_done: Any = None
+
+    def copy_to_cpu(self, return_logprob: bool) -> None:
+        # nothing is on the device here: mark what a commit may read
+        self.next_token_ids = OnHost(self.next_token_ids)
+        self.copy_done.record()
+
+
+class OnHost:
+    on_host = True
+
+    def __init__(self, tensor: Any) -> None:
+        self.tolist = tensor.tolist
+
+
 def decode_batch(lengths: dict[int, int], draft_input: Any = None) -> Batch:
     """Sequence length by request pool index; bonus token 50 + pool index."""
     pool_indices = torch.tensor(list(lengths))
@@ -168,7 +190,11 @@ def decode_batch(lengths: dict[int, int], draft_input: Any = None) -> Batch:
     return Batch(
         forward_mode=ForwardMode.DECODE,
         is_extend_in_batch=False,
-        reqs=[Request(done=False) for _ in lengths],
+        device="cpu",
+        return_logprob=False,
+        has_grammar=False,
+        return_hidden_states=False,
+        reqs=[Request(done=False, is_retracted=False) for _ in lengths],
         req_pool_indices=pool_indices,
         seq_lens=seq_lens,
         seq_lens_cpu=seq_lens.clone(),
@@ -176,7 +202,7 @@ def decode_batch(lengths: dict[int, int], draft_input: Any = None) -> Batch:
         seq_lens_sum=-1,
         spec_algorithm=Algorithm.EAGLE3,
         spec_info=draft_input or DraftInput(verified_id=bonus, topk_p="kept"),
-        sampling_info=SimpleNamespace(vocab_mask="this step's"),
+        sampling_info=SimpleNamespace(vocab_mask="this step's", has_custom_logit_processor=False),
         output_ids=None,
         out_cache_loc=None,
     )
@@ -212,7 +238,7 @@ class World:
         positions = forward.seq_lens - 1
         hidden = (forward.req_pool_indices * 100 + positions).float()[:, None].expand(-1, WIDTH)
         captured = forward.capture_hidden_mode is CaptureHiddenMode.FULL
-        return SimpleNamespace(
+        return Result(
             next_token_ids=((forward.req_pool_indices + 10 * positions) % VOCABULARY).int(),
             logits_output=SimpleNamespace(hidden_states=hidden if captured else None),
         )
@@ -334,6 +360,7 @@ def test_requests_prefilled_while_off_resume_too(world: World) -> None:
         forward_mode=ForwardMode.EXTEND,
         extend_lens=[2, 3],
         req_pool_indices=torch.tensor([0, 5]),
+        reqs=[],
     )
     states = torch.arange(5.0)[:, None].expand(-1, WIDTH)
     result = SimpleNamespace(logits_output=SimpleNamespace(hidden_states=states))
@@ -411,34 +438,232 @@ def test_standalone_reads_hidden_states_only_in_the_first_releases(
 # ---------------------------------------------------------------------------- what comes of it
 
 
-@pytest.mark.parametrize(
-    ("done", "left"),
-    [
-        ([False, False, False], [51, 54, 52]),
-        ([False, True, False], [51, 52]),
-        ([True, True, False], [52]),
-        ([True, True, True], [51, 54, 52]),  # the scheduler drops the whole batch
-    ],
-)
-def test_the_scheduler_commits_a_plain_step_and_finished_requests_leave(
-    mocker: MockerFixture, done: list[bool], left: list[int]
-) -> None:
-    batch, result = decode_batch(THREE), SimpleNamespace()
-    observe.mark_target_only(result)
+class Scheduler:
+    """Commits tokens as SGLang does, and ends the requests that a test names."""
 
-    def commit(scheduler: Any, seen: Any, committed: Any) -> str:
-        assert (seen, committed) == (batch, result)
-        assert seen.spec_algorithm is Algorithm.NONE
-        for request, ended in zip(seen.reqs, done, strict=True):
-            request.done = ended
-        return "committed"
+    enable_overlap = False
 
-    assert v1.process_decode(commit, "scheduler", batch, result) == "committed"
+    def __init__(self) -> None:
+        self.committed: list[list[int]] = []
+        """Tokens of each commit, -1 for a request that it passed over."""
+        self.algorithms: list[Algorithm] = []
+        self.ends: set[int] = set()
+        """Tokens that end a request."""
+
+    def commit(self, batch: Any, result: Any) -> None:
+        if result.copy_done is not None:
+            assert result.next_token_ids.on_host
+            assert result.logits_output.hidden_states is None
+        self.algorithms.append(batch.spec_algorithm)
+        tokens = []
+        for request, token in zip(batch.reqs, result.next_token_ids.tolist(), strict=True):
+            if self.enable_overlap and (request.finished() or request.is_retracted):
+                tokens.append(-1)
+                continue
+            assert not request.finished()
+            tokens.append(token)
+            request.done = token in self.ends
+        self.committed.append(tokens)
+
+
+class Loop:
+    """SGLang's loop without overlap around a `World`: run a batch, then process its result."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.scheduler = world, Scheduler()
+
+    def decode(self, batch: Any) -> Any:
+        result = self.world.decode(batch)
+        if result != "SGLang's own":
+            self.world.step.process_decode(Scheduler.commit, self.scheduler, batch, result)
+        return result
+
+
+@pytest.fixture
+def loop(world: World) -> Loop:
+    return Loop(world)
+
+
+def following(batch: Any) -> Any:
+    """What SGLang runs after `batch`: without its finished requests."""
+    kept = [i for i, request in enumerate(batch.reqs) if not request.finished()]
+    lengths = dict(zip(batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), strict=True))
+    chosen = [pair for i, pair in enumerate(lengths.items()) if i in kept]
+    made = decode_batch(dict(chosen), batch.spec_info)
+    made.reqs = [batch.reqs[i] for i in kept]
+    return made
+
+
+FIRST, SECOND = [71, 94, 52], [81, 4, 62]
+"""Tokens of the first steps of `THREE`."""
+FOUR = {**THREE, 3: 6}  # one can end, and it is above N still
+
+
+def test_a_steps_tokens_are_committed_while_the_next_one_runs(loop: Loop) -> None:
+    batch = decode_batch(THREE)
+    loop.decode(batch)
+    assert loop.scheduler.committed == []
+    batch = following(batch)
+    loop.decode(batch)
+    assert loop.scheduler.committed == [FIRST]
+    loop.decode(following(batch))
+    assert loop.scheduler.committed == [FIRST, SECOND]
+    assert loop.scheduler.algorithms == [Algorithm.NONE] * 2
     assert batch.spec_algorithm is Algorithm.EAGLE3
-    assert batch.spec_info.verified_id.tolist() == left
+    assert loop.scheduler.enable_overlap is False
+    assert loop.world.step.counts.tokens[Mode.TARGET_ONLY] == 6
 
 
-def test_a_verify_is_left_to_sglang(mocker: MockerFixture) -> None:
+@pytest.mark.parametrize("reason", ["has_grammar", "return_hidden_states", "custom"])
+def test_what_the_next_step_needs_on_the_host_is_committed_at_once(loop: Loop, reason: str) -> None:
+    batch = decode_batch(THREE)
+    if reason == "custom":
+        batch.sampling_info.has_custom_logit_processor = True
+    else:
+        setattr(batch, reason, True)
+    result = loop.decode(batch)
+    assert loop.scheduler.committed == [FIRST]
+    assert loop.scheduler.algorithms == [Algorithm.NONE]
+    assert result.logits_output.hidden_states is not None
+
+
+def test_a_request_that_ends_has_one_more_row_which_is_passed_over(loop: Loop) -> None:
+    loop.scheduler.ends = {94}
+    batch = decode_batch(FOUR)
+    loop.decode(batch)
+    batch = following(batch)
+    loop.decode(batch)
+    assert len(batch.reqs) == 4, "nobody knew when it was launched"
+    assert batch.spec_info.verified_id.tolist() == [81, 62, 73], "as a verify leaves it"
+    batch = following(batch)
+    loop.decode(batch)
+    assert loop.scheduler.committed == [[*FIRST, 63], [81, -1, 62, 73]]
+    assert loop.world.step.counts.tokens[Mode.TARGET_ONLY] == 7
+
+
+def test_a_step_of_which_nothing_is_left_is_dropped(loop: Loop) -> None:
+    loop.scheduler.ends = set(FIRST)
+    batch = decode_batch(THREE)
+    loop.decode(batch)
+    loop.decode(following(batch))
+    assert batch.spec_info.verified_id.tolist() == [], "a merge would take them for the new ones"
+    loop.decode(decode_batch({0: 1, 3: 2, 5: 3}))
+    assert loop.scheduler.committed == [FIRST]
+
+
+def test_before_the_resume_one_step_comes_down(loop: Loop) -> None:
+    """Of a step in flight nobody knows yet whom it ends, and their KV slots are free then."""
+    loop.scheduler.ends = {94, 81}
+    batch = decode_batch(THREE)
+    loop.decode(batch)
+    batch = following(batch)
+    loop.decode(batch)  # commits the first, and so one ends
+    batch = following(batch)
+    assert loop.decode(batch) != "SGLang's own"
+    assert loop.scheduler.committed == [FIRST, [81, -1, 62], [-1, 72]]
+    batch = following(batch)
+    assert loop.decode(batch) == "SGLang's own"
+    assert loop.world.extend.call_count == 1
+    assert batch.spec_info.hidden_states.tolist() == [hidden_of(2, 7)]
+    assert loop.decode(batch) == "SGLang's own"
+    assert loop.world.extend.call_count == 1
+
+
+def prefill_of(*requests: Any) -> Any:
+    return SimpleNamespace(
+        forward_mode=ForwardMode.EXTEND,
+        extend_lens=[1] * len(requests),
+        req_pool_indices=torch.arange(len(requests)),
+        reqs=list(requests),
+    )
+
+
+def prefill_result(rows: int) -> Any:
+    return SimpleNamespace(logits_output=SimpleNamespace(hidden_states=torch.ones(rows, WIDTH)))
+
+
+def test_a_prefill_comes_after_the_step_in_flight(loop: Loop) -> None:
+    loop.scheduler.ends = {94}
+    batch = decode_batch(THREE)
+    loop.decode(batch)
+    seen: list[Any] = []
+
+    def prefill(*_: Any) -> Any:
+        seen.extend(loop.scheduler.committed)
+        return prefill_result(1)
+
+    loop.world.original.side_effect = prefill
+    loop.world.decode(prefill_of(Request(done=False, is_retracted=False)))
+    assert seen == [FIRST]
+    assert batch.spec_info.verified_id.tolist() == [71, 52]
+
+
+def test_a_prefill_after_a_second_step_in_flight(loop: Loop) -> None:
+    """What the first step ended is not in the draft input any more when the second comes down."""
+    loop.scheduler.ends = {94, 81}
+    batch = decode_batch(THREE)
+    loop.decode(batch)
+    batch = following(batch)
+    loop.decode(batch)
+    loop.world.original.side_effect = lambda *_: prefill_result(1)
+    loop.world.decode(prefill_of(Request(done=False, is_retracted=False)))
+    assert loop.scheduler.committed == [FIRST, [81, -1, 62]]
+    assert batch.spec_info.verified_id.tolist() == [62]
+
+
+def test_a_retracted_request_gets_its_token_anew(loop: Loop) -> None:
+    batch = decode_batch(THREE)
+    loop.decode(batch)
+    batch.reqs[0].is_retracted = True
+    loop.world.original.side_effect = lambda *_: prefill_result(1)
+    again = batch.reqs[1]  # its prefill has taken the mark off
+    loop.world.decode(prefill_of(again))
+    assert loop.scheduler.committed == [[-1, -1, 52]]
+    assert again.is_retracted is False
+    assert batch.reqs[0].is_retracted is True
+
+
+def test_a_request_prefilled_before_the_resume_is_warm(loop: Loop) -> None:
+    """Also in between the decision to resume and the resume."""
+    loop.scheduler.ends = {94}
+    batch = decode_batch(THREE)
+    loop.decode(batch)
+    batch = following(batch)
+    loop.decode(batch)
+    loop.decode(following(batch))  # the step that comes down
+    loop.world.original.side_effect = [prefill_result(1), "SGLang's own"]
+    loop.world.decode(prefill_of(Request(done=False, is_retracted=False)))
+    batch = decode_batch({0: 1})
+    assert loop.decode(batch) == "SGLang's own"
+    assert batch.spec_info.hidden_states.tolist() == [[1.0] * WIDTH]
+
+
+def test_a_batch_changed_by_somebody_else_stops(loop: Loop) -> None:
+    batch = decode_batch(THREE)
+    loop.decode(batch)
+    batch.spec_info.verified_id = batch.spec_info.verified_id[:2]
+    loop.scheduler.ends = {94}
+    with pytest.raises(RuntimeError, match="2 rows for 3 requests"):
+        loop.world.decode(prefill_of())
+
+
+def test_a_failing_commit_leaves_scheduler_and_batch_as_they_were(loop: Loop) -> None:
+    batch = decode_batch(
+        THREE,
+    )
+    batch.has_grammar = True
+    result = loop.world.decode(batch)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no grammar")
+
+    with pytest.raises(RuntimeError, match="no grammar"):
+        loop.world.step.process_decode(fail, loop.scheduler, batch, result)
+    assert loop.scheduler.enable_overlap is False
+    assert batch.spec_algorithm is Algorithm.EAGLE3
+
+
+def test_a_verify_is_left_to_sglang(world: World) -> None:
     batch, result = decode_batch(THREE), SimpleNamespace()
     batch.reqs[0].done = True
 
@@ -446,7 +671,7 @@ def test_a_verify_is_left_to_sglang(mocker: MockerFixture) -> None:
         assert seen.spec_algorithm is Algorithm.EAGLE3
         return "left"
 
-    assert v1.process_decode(leave, "scheduler", batch, result) == "left"
+    assert world.step.process_decode(leave, "scheduler", batch, result) == "left"
     assert batch.spec_info.verified_id.tolist() == [51, 54, 52], "verify has dropped it already"
 
 

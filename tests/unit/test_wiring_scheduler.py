@@ -13,26 +13,19 @@ from wiring_stand_ins import SETTINGS
 from sglang_spec_ext import observe
 from sglang_spec_ext.args import SettingsError
 from sglang_spec_ext.compat import workers
-from sglang_spec_ext.policy import Mode
 from sglang_spec_ext.wiring import scheduler
 
 pytestmark = pytest.mark.usefixtures("bindings")
 
 
-@pytest.mark.parametrize("off", [True, False])
-def test_tokens_of_target_only_steps_are_counted_where_the_scheduler_commits_them(
-    off: bool, mocker: MockerFixture
-) -> None:
-    pytest.importorskip("torch")
-    counts = mocker.patch.object(scheduler._metrics, "counts")
-    result = SimpleNamespace(next_token_ids=SimpleNamespace(shape=(3,)))
-    if off:
-        observe.mark_target_only(result)
-    process = mocker.patch("sglang_spec_ext.target_only.v1.process_decode", return_value="done")
-    assert scheduler.process_decode("original", "scheduler", "batch", result) == "done"  # type: ignore[arg-type]
-    process.assert_called_once_with("original", "scheduler", "batch", result)
-    expected = [mocker.call(Mode.TARGET_ONLY, 3, 3)] if off else []
-    assert counts.committed.call_args_list == expected
+def test_the_step_commits_what_it_has_decoded(mocker: MockerFixture) -> None:
+    step_of = mocker.patch.object(scheduler, "_step_of")
+    process = step_of.return_value.process_decode
+    process.return_value = "done"
+    served = SimpleNamespace(draft_worker="worker")
+    assert scheduler.process_decode("original", served, "batch", "result") == "done"  # type: ignore[arg-type]
+    step_of.assert_called_once_with("worker")
+    process.assert_called_once_with("original", served, "batch", "result")
 
 
 @pytest.mark.usefixtures("api")

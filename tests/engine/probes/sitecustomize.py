@@ -192,10 +192,15 @@ def _difference_to_own_extend(step: Any, batch: Any, result: Any) -> float:
 
 def switch_v1_step_faults(v1: ModuleType) -> None:
     cls = v1.TargetOnlyStep
-    decode = cls._decode
+    decode, commit = cls._decode, v1.InFlight._commit
+
+    def commit_and_say(self: Any, step: Any) -> None:
+        commit(self, step)
+        say("committed target-only step")
 
     def decode_and_probe(self: Any, batch: Any) -> Any:
         result = decode(self, batch)
+        say("launched target-only step")
         if is_on("leak"):
             batch.token_to_kv_pool_allocator.alloc(1)
         if is_on("compare_draft_kv") and next(compared) == 0:
@@ -208,7 +213,7 @@ def switch_v1_step_faults(v1: ModuleType) -> None:
             say(f"draft kv difference={difference:.3e}")
         return result
 
-    cls._decode = decode_and_probe
+    cls._decode, v1.InFlight._commit = decode_and_probe, commit_and_say
 
 
 def _difference(step: Any, slots: Any, own_extend: Callable[[], None]) -> float:
