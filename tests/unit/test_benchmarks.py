@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+from itertools import pairwise
 from pathlib import Path
+from statistics import mean, median
 from types import ModuleType
 from typing import Any
 
@@ -58,3 +60,35 @@ def test_the_tables_of_the_sweeps(path: Path) -> None:
     text = (ROOT / "docs" / "benchmarks.md").read_text()
     assert table in text
     assert f"results/{path.name}" in text
+
+
+def test_the_figures_of_the_traces() -> None:
+    """Of what one decode step spends above the threshold, next to one without speculation."""
+    name = "trace-h200-sglang-0.5.17-triton-topk1.json"
+    traces = raw(name)
+    text = " ".join((ROOT / "docs" / "benchmarks.md").read_text().split())
+    assert f"results/{name}" in text
+
+    ours, off = traces["threshold-128"], traces["off-128"]
+    usual = median(ours["launches"])
+    gaps = list(zip(ours["to_attention_us"], ours["launches"], strict=True))
+    ordinary = median(gap for gap, launches in gaps if launches == usual)
+    write = mean(gap for gap, launches in gaps if launches > usual) - ordinary
+    assert f"{ordinary - median(off['to_attention_us']):.0f} µs more between sampling and" in text
+    writes = [place for place, launches in enumerate(ours["launches"]) if launches > usual]
+    assert [later - at for at, later in pairwise(writes)] == [8]
+    assert f"{write / 8:.0f} µs for the draft's K and V ({write:.0f} µs every eighth step)" in text
+
+    kernels = traces["kernels"]
+    states = [
+        next(cost for name, cost in kernels.items() if name.startswith(start))
+        for start in ("vectorized_elementwise_kernel<8, CUDAFunctor_add", "CatArrayBatchedCopy")
+    ]
+    assert not any("off-128" in cost for cost in states)
+    hidden = sum(cost["threshold-128"][1] for cost in states)
+    assert f"{hidden:.0f} µs for the three hidden states" in text
+    assert f"of a step of {mean(ours['step_us']) / 1000:.1f} ms" in text
+
+    for figure in ("step_us", "busy_us"):
+        with_n, without = (mean(traces[name][figure]) for name in ("threshold-32", "off-32"))
+        assert f"{with_n / 1000:.3f} ms against {without / 1000:.3f}" in text
