@@ -30,6 +30,7 @@ FAULTS = (
     "stops-early",
     "hangs-at-two",
     "ignores-sigterm",
+    "refuses-to-freeze",
 )
 
 
@@ -52,6 +53,7 @@ class Scheduler:
         self.options = options
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.received = 0
         self._queued = 0
         self._target_only = False
         self._steps = 0
@@ -159,6 +161,15 @@ class Endpoints:
     async def flush_cache(self, request: web.Request) -> web.Response:
         return web.Response(text="Cache flushed.")
 
+    async def freeze_gc(self, request: web.Request) -> web.Response:
+        key = self._options.api_key
+        if key is not None and request.headers.get("Authorization") != f"Bearer {key}":
+            return web.Response(status=401, text="wrong key")
+        if self._options.fake_fault == "refuses-to-freeze":
+            return web.Response(status=403, text="wants the admin key")
+        log(f"Freezing GC before request {self._scheduler.received + 1}")
+        return web.Response(text="Garbage collection frozen.")
+
     async def generate(self, request: web.Request) -> web.StreamResponse:
         key = self._options.api_key
         if key is not None and request.headers.get("Authorization") != f"Bearer {key}":
@@ -173,6 +184,7 @@ class Endpoints:
             wanted -= 1
         job = Request(wanted, settings["stream_interval"])
         self._scheduler.waiting.append(job)
+        self._scheduler.received += 1
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         while job.sent < job.wanted or not job.chunks.empty():
@@ -223,6 +235,7 @@ async def serve(options: argparse.Namespace) -> None:
     app.router.add_get("/health", endpoints.health)
     app.router.add_get("/server_info", endpoints.server_info)
     app.router.add_post("/flush_cache", endpoints.flush_cache)
+    app.router.add_post("/freeze_gc", endpoints.freeze_gc)
     app.router.add_post("/generate", endpoints.generate)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()

@@ -68,7 +68,11 @@ def test_a_sweep_finds_the_crossover(tmp_path: Path) -> None:
         assert all(level["steady_tok_s"] > 0 for level in run["levels"])
         assert run["environment"]["sglang"] == "0.0.fake"
         assert (run["capture_s"], run["capture_gb"]) == (1.5, 0.25)
-        assert (tmp_path / run["log_file"]).read_text().count("fired up") == 1
+        log = (tmp_path / run["log_file"]).read_text()
+        assert log.count("fired up") == 1
+        # alike for all variants: once, before anything is sent
+        assert log.count("Freezing GC before request 1") == log.count("Freezing GC") == 1
+        assert run["server"]["gc_frozen"] is True
     accept = {run["variant"]: [x["accept_len"] for x in run["levels"]] for run in document["runs"]}
     assert accept == {"off": [None, None], "on": [2.0, 2.0], "threshold=4": [2.0, None]}
     # interpolated between on/off = 2 at C=2 and 1/2 at C=8
@@ -113,6 +117,18 @@ def test_variants_that_boot_together_are_measured_one_at_a_time(tmp_path: Path) 
         assert beside == (run["variant"] != "threshold=4")
         assert (run["gpu_memory_used_mib"] is None) or not beside
         assert (run["capture_gb"] is None) == beside
+
+
+def test_a_server_that_does_not_freeze_its_gc_is_measured_and_noted(tmp_path: Path) -> None:
+    code, output, document = measure(
+        tmp_path,
+        *("--variants", "off", "--concurrency", "1", "--boots", "1"),
+        server=[*SERVER, "--fake-fault", "refuses-to-freeze"],
+    )
+    assert code == 0, output
+    (run,) = document["runs"]
+    assert run["server"]["gc_frozen"] is False and len(run["levels"]) == 1
+    assert "off, boot 1: it refused /freeze_gc" in output
 
 
 def test_nothing_boots(tmp_path: Path) -> None:

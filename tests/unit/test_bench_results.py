@@ -101,6 +101,15 @@ def test_merging_what_does_not_compare_warns() -> None:
     assert "runs differ in gpus" in warnings[1]
 
 
+def test_merging_servers_of_which_some_had_their_gc_frozen_warns() -> None:
+    before, since = curve("off", {1: 1}), curve("on", {1: 1})
+    since.server["gc_frozen"] = True
+    _, warnings = merge([results(before), results(since)])
+    assert len(warnings) == 1 and "garbage collection was frozen in some" in warnings[0]
+    before.server["gc_frozen"] = True
+    assert merge([results(before), results(since)])[1] == []
+
+
 @pytest.mark.parametrize(
     ("asked", "concurrency", "requests"),
     [(None, 1, 8), (None, 2, 8), (None, 16, 48), (1, 1, 2), (10, 4, 10), (10, 16, 32)],

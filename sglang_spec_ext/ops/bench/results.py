@@ -214,6 +214,10 @@ def environment_warnings(runs: Sequence[Run]) -> list[str]:
         seen = {json.dumps(run.environment.get(what)) for run in runs if run.levels}
         if len(seen) > 1:
             warnings.append(f"runs differ in {what}: {', '.join(sorted(seen))}")
+    if len({bool(run.server.get("gc_frozen")) for run in runs if run.levels}) > 1:
+        warnings.append(
+            "garbage collection was frozen in some servers only: end-to-end figures do not compare"
+        )
     return warnings
 
 

@@ -195,6 +195,22 @@ def server_info(url: str, api_key: str | None, timeout_s: float = 30.0) -> dict[
     return {}
 
 
+def freeze_gc(url: str, api_key: str | None, timeout_s: float = 30.0) -> bool:
+    """Leaves what the server's processes hold by now out of every later garbage collection.
+
+    A full collection of SGLang's HTTP process takes about 0.5 s, at a moment that depends on all
+    that was allocated before. A wave of requests that it meets reaches the scheduler in two parts.
+    From 0.5.18 on SGLang does this itself after its warm-up. False if the server refuses.
+    """
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    request = urllib.request.Request(f"{url}/freeze_gc", headers=headers, method="POST")
+    try:
+        with _open(request, timeout=timeout_s) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError, ValueError):
+        return False
+
+
 def _death_notice(process: subprocess.Popen[bytes], log: ServerLog) -> str:
     code = process.poll()
     if code is None:

@@ -25,6 +25,7 @@ from sglang_spec_ext.ops.bench.server import (
     ServerLog,
     await_boots,
     free_port,
+    freeze_gc,
     server_info,
     starting,
 )
@@ -53,6 +54,11 @@ _SERVER_FACTS = (
     "disable_overlap_schedule",
     "max_total_num_tokens",
     "skip_tokenizer_init",
+)
+
+_GC_NOT_FROZEN = (
+    "it refused /freeze_gc: a full garbage collection of its HTTP process can hold up a wave of "
+    "requests, which shows in end-to-end figures"
 )
 
 
@@ -159,6 +165,9 @@ def _boot_and_measure(
                     continue
                 info = server_info(server.url, session.api_key)
                 _describe_boot(run, variant, server, info, alone=len(variants) == 1)
+                run.server["gc_frozen"] = freeze_gc(server.url, session.api_key)
+                if not run.server["gc_frozen"]:
+                    run.notes.append(_GC_NOT_FROZEN)
                 capture = "" if run.capture_gb is None else f", graphs {run.capture_gb:.2f} GB"
                 report.say(f"{_name(session, run)}: up after {server.boot_s:.1f} s{capture}")
                 for note in run.notes:
