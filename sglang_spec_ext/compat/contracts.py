@@ -221,6 +221,7 @@ _FLAG_DECIDES = (
     "replay, by the batch"
 )
 _LABELS = "whether this process reports metrics, and with which labels"
+_PLAIN_SIZES = "plain decode graphs for the batch sizes of a server that never speculates"
 _OWN_LOGITS = "the logits buffer of the plain decode graphs: every graph runner makes its own"
 
 # Called or read, never wrapped.
@@ -388,6 +389,21 @@ CALLED = (
         "graph_output", "sglang.srt.model_executor.cuda_graph_runner", "_allocate_decode_buffers",
         "function", None,
         "scheduler", _OWN_LOGITS, hooked=False, keywords=("vocab_size",),
+    ),
+    TouchPoint(
+        "generated_sizes", "sglang.srt.arg_groups.cuda_graph_hook",
+        "generate_decode_cuda_graph_batch_sizes", "function", ("server_args", "max_bs"),
+        "scheduler", _PLAIN_SIZES, hooked=False,
+    ),
+    TouchPoint(
+        "generated_sizes", "sglang.srt.server_args",
+        "ServerArgs._generate_decode_cuda_graph_batch_sizes", "method", ("max_bs",),
+        "scheduler", _PLAIN_SIZES, hooked=False,
+    ),
+    TouchPoint(
+        "generated_sizes", "sglang.srt.server_args",
+        "ServerArgs._generate_cuda_graph_batch_sizes", "method", (),
+        "scheduler", _PLAIN_SIZES, hooked=False,
     ),
     TouchPoint(
         "read_internal_state", "sglang.srt.managers.tokenizer_control_mixin",

@@ -182,6 +182,7 @@ _SHARED_NAMES = (
     "draft_input", "draft_kv_projection", "unquantized_linear", "mha_pool",
     "hybrid_request_pool",
     "moe_backend_context", "moe_a2a_context", "attention_backend", "graph_capture",
+    "generated_sizes",
 )  # fmt: skip
 CALLED = (*_CALLED, *(p for p in contracts.CALLED if p.name in _SHARED_NAMES))
 

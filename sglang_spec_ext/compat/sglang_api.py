@@ -260,6 +260,42 @@ def capture_plain_decode(target_runner: Any, hidden_mode: Any) -> tuple[Any, Any
     return backend, runner
 
 
+def plain_graph_sizes(server_args: Any, sizes: list[int]) -> list[int]:
+    """Those of the captured batch sizes that SGLang captures where it does not speculate.
+
+    Where it speculates it captures nearly twice as many, to pad less of a step that is dear. Sizes
+    that the user named are not its own choice, and all stay.
+
+    Args:
+        server_args: of the speculative server.
+        sizes: ascending, not empty; for a server that speculates.
+    """
+    speculates = resolved(server_args).speculative_algorithm
+    if _generated_sizes(server_args, speculates, sizes[-1]) != sizes:
+        return sizes
+    return _generated_sizes(server_args, None, sizes[-1])
+
+
+def _generated_sizes(server_args: Any, algorithm: Any, largest: int) -> list[int]:
+    # up to 0.5.13.post1 the largest is one more of the server's arguments
+    arguments = _Otherwise(
+        resolved(server_args), speculative_algorithm=algorithm, cuda_graph_max_bs=largest
+    )
+    takes_largest = "max_bs" in (_place("generated_sizes").parameters or ())
+    generate: Callable[..., list[int]] = resolve("generated_sizes")
+    return generate(arguments, largest) if takes_largest else generate(arguments)
+
+
+class _Otherwise:
+    """Arguments of the server, some with another value; the record itself may be sealed."""
+
+    def __init__(self, arguments: Any, **others: Any) -> None:
+        self.__dict__.update(others, _arguments=arguments, _resolved_overrides=())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._arguments, name)
+
+
 @contextmanager
 def _graphs_return(target_runner: Any, hidden_mode: Any) -> Iterator[None]:
     """What a graph runner that is made meanwhile returns of the hidden states."""

@@ -6,6 +6,7 @@ second runner on the same backend overwrites the buffers of the first.
 
 from __future__ import annotations
 
+import gc
 import time
 from bisect import bisect_left
 from contextlib import AbstractContextManager
@@ -33,10 +34,13 @@ def sizes_that_speculate(sizes: list[int], threshold: int) -> list[int]:
 def prune_speculative_sizes(
     original: Any, settings: Settings, model_runner: Any, *args: Any, **kwargs: Any
 ) -> tuple[list[int], list[int]]:
-    """Around SGLang's ``get_batch_sizes_to_capture``: verify and draft never run above N."""
+    """Around SGLang's ``get_batch_sizes_to_capture``: verify and draft never run above N, and the
+    plain decode, which is asked for last, needs no more sizes than on a server that never
+    speculates."""
     capture, compiled = original(model_runner, *args, **kwargs)
     if model_runner.spec_algorithm.is_none():
-        return capture, compiled
+        kept = sglang_api.plain_graph_sizes(model_runner.server_args, capture)
+        return kept, [size for size in compiled if size in kept]
     global _largest_captured
     kept = sizes_that_speculate(capture, settings.threshold)
     kind = "draft" if model_runner.is_draft_worker else "verify"
@@ -67,7 +71,15 @@ class TargetGraphs:
     def __init__(self, target_runner: Any, hidden_mode: Any) -> None:
         started, free = time.perf_counter(), torch.cuda.mem_get_info()[0]
         self._target_runner = target_runner
-        self._backend, self._runner = sglang_api.capture_plain_decode(target_runner, hidden_mode)
+        # SGLang collects all garbage before a capture and after it, each time by a look at all
+        # objects of the process; the captures that have just ended left none to find before
+        gc.freeze()
+        try:
+            self._backend, self._runner = sglang_api.capture_plain_decode(
+                target_runner, hidden_mode
+            )
+        finally:
+            gc.unfreeze()
         self.sizes: list[int] = list(self._runner.capture_bs)
         log_on_first_rank(
             f"spec-ext graphs: plain decode for {len(self.sizes)} batch sizes, up to "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -70,10 +71,33 @@ def prune(model_runner: Any, threshold: int) -> tuple[list[int], list[int]]:
     )
 
 
-def test_a_plain_runner_is_left_alone(mocker: MockerFixture, lines: list[str]) -> None:
+def test_a_plain_runner_gets_the_sizes_of_a_plain_server(
+    mocker: MockerFixture, lines: list[str]
+) -> None:
     # the target while its plain decode graphs are captured
-    assert prune(runner(mocker, speculative=False), 2) == (SIZES, [1, 16])
+    target = runner(mocker, speculative=False)
+    plain = mocker.patch.object(graphs.sglang_api, "plain_graph_sizes", return_value=[1, 4, 24])
+    assert prune(target, 2) == ([1, 4, 24], [1])
+    plain.assert_called_once_with(target.server_args, SIZES)
     assert lines == []
+
+
+def test_garbage_is_not_looked_for_before_the_plain_capture(
+    mocker: MockerFixture, lines: list[str]
+) -> None:
+    seen: list[int] = []
+
+    def capture(*_: Any) -> tuple[Any, Any]:
+        seen.append(gc.get_freeze_count())
+        return "backend", mocker.Mock(capture_bs=[1, 2])
+
+    mocker.patch.object(graphs.torch.cuda, "mem_get_info", return_value=(0, 0))
+    mocker.patch.object(graphs.sglang_api, "capture_plain_decode", capture)
+    assert graphs.TargetGraphs(mocker.Mock(), "full").sizes == [1, 2]
+    mocker.patch.object(graphs.sglang_api, "capture_plain_decode", side_effect=RuntimeError)
+    with pytest.raises(RuntimeError):
+        graphs.TargetGraphs(mocker.Mock(), "full")
+    assert seen[0] > 10_000 and gc.get_freeze_count() == 0
 
 
 def test_a_speculative_runner_keeps_what_can_speculate(
@@ -106,6 +130,7 @@ def test_nothing_is_announced_when_all_is_kept(mocker: MockerFixture, lines: lis
 def test_the_largest_threshold_is_what_was_kept_if_any_was_left_out(
     mocker: MockerFixture, lines: list[str], threshold: int, largest: int | None
 ) -> None:
+    mocker.patch.object(graphs.sglang_api, "plain_graph_sizes", return_value=[1])
     prune(runner(mocker, speculative=True), threshold)
     prune(runner(mocker, speculative=False), threshold)
     assert graphs.largest_threshold() == largest

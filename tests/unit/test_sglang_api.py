@@ -351,3 +351,65 @@ def test_the_answer_to_a_change_of_state_in_both_its_forms(has: Has, updated: bo
         answer = sglang_api.internal_state_answer(updated)
         assert isinstance(answer, form)
         assert answer.updated is updated
+
+
+# ---------------------------------------------------------------------------- captured sizes
+
+
+def generated(arguments: Any, largest: int) -> list[int]:
+    """As SGLang's: every size where it speculates or may not pad, else powers of two."""
+    if arguments.speculative_algorithm or arguments.disable_cuda_graph_padding:
+        return list(range(1, largest + 1))
+    return [size for size in (1, 2, 4, 8, 16) if size < largest] + [largest]
+
+
+@pytest.fixture(params=["argument", "method", "field"])
+def generator(request: pytest.FixtureRequest, has: Has, monkeypatch: pytest.MonkeyPatch) -> None:
+    forms: dict[str, tuple[str, Any]] = {
+        "argument": ("generate_decode_cuda_graph_batch_sizes", generated),
+        "method": ("ServerArgs._generate_decode_cuda_graph_batch_sizes", generated),
+        "field": (
+            "ServerArgs._generate_cuda_graph_batch_sizes",
+            lambda arguments: generated(arguments, arguments.cuda_graph_max_bs),
+        ),
+    }
+    has("generated_sizes", *forms[request.param])
+    monkeypatch.setattr(sglang_api, "resolved", lambda arguments: arguments)
+
+
+def arguments(padding: bool = True) -> SimpleNamespace:
+    return SimpleNamespace(
+        speculative_algorithm="EAGLE3",
+        disable_cuda_graph_padding=not padding,
+        cuda_graph_max_bs=99,
+        # what 0.5.23 asks before the fields
+        _resolved_overrides=[("somebody", {"speculative_algorithm": "EAGLE3"})],
+    )
+
+
+@pytest.mark.usefixtures("generator")
+def test_the_plain_sizes_are_those_of_a_server_that_never_speculates() -> None:
+    server = arguments()
+    assert sglang_api.plain_graph_sizes(server, list(range(1, 13))) == [1, 2, 4, 8, 12]
+    assert (server.speculative_algorithm, server.cuda_graph_max_bs) == ("EAGLE3", 99)
+
+
+@pytest.mark.usefixtures("generator")
+@pytest.mark.parametrize("sizes", [[1, 3, 5], [7]])
+def test_sizes_that_the_user_named_all_stay(sizes: list[int]) -> None:
+    assert sglang_api.plain_graph_sizes(arguments(), sizes) == sizes
+
+
+@pytest.mark.usefixtures("generator")
+def test_without_padding_all_sizes_stay() -> None:
+    sizes = list(range(1, 13))
+    assert sglang_api.plain_graph_sizes(arguments(padding=False), sizes) == sizes
+
+
+def test_decisions_over_the_fields_do_not_hide_the_other_values() -> None:
+    otherwise = sglang_api._Otherwise(arguments(), speculative_algorithm=None)
+    assert otherwise.speculative_algorithm is None
+    assert otherwise._resolved_overrides == ()
+    assert otherwise.cuda_graph_max_bs == 99
+    with pytest.raises(AttributeError):
+        _ = otherwise.no_such_argument
