@@ -9,7 +9,10 @@ qualname are used alike; where the use differs too, the qualname tells `sglang_a
 from __future__ import annotations
 
 import ast
+import contextlib
+import gc
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -562,8 +565,22 @@ def _parsed(source: bytes) -> dict[str, _Definition]:
                 visit(node.body, prefix)
                 visit(node.orelse, prefix)
 
-    visit(ast.parse(source).body, "")
+    with _collection_paused():
+        visit(ast.parse(source).body, "")
     return found
+
+
+@contextlib.contextmanager
+def _collection_paused() -> Iterator[None]:
+    """A tree is hundreds of thousands of objects for a moment. Beside all that a server has loaded
+    by then they set off full collections, of half a second each; and a tree needs none to go."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _is_seam(node: ast.expr) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import importlib.util
 import json
 import shutil
@@ -165,6 +166,7 @@ def test_every_release_has_one_place_of_each_name(
         ("kv_write_location", "0.5.14"),
         ("recurrent_hidden_spec", "0.5.15"),
         ("graph_output", "0.5.15"),
+        ("generated_sizes", "0.5.19"),
         ("hidden_mode_of_forward", "0.5.16"),
         ("hidden_states_mode", "0.5.17"),
     ],
@@ -337,6 +339,31 @@ def test_holding_is_the_place_that_the_sources_have(tmp_path: Path, at: int) -> 
     name, signature = place.qualname, ", ".join(place.parameters)
     file.write_text(f"def {name}({signature}): ...\n")
     assert contracts.holding("graph_sizes", tmp_path) == place
+
+
+def test_a_check_sets_off_no_garbage_collection(tmp_path: Path) -> None:
+    """Beside all that a server has loaded by then a full one takes half a second."""
+    site = made(tmp_path, old="def g(): ...\n" * 20_000 + "def f(a): ...\n", bad="def f(:\n")
+    collected: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        collected.append(info["generation"])
+
+    gc.callbacks.append(note)
+    try:
+        assert contracts.check(site, (OLD_PLACE,)) == []
+    finally:
+        gc.callbacks.remove(note)
+    assert 1 not in collected and 2 not in collected
+    with pytest.raises(SyntaxError):
+        contracts.check(site, (point("pkg.bad", "f", None),))
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        contracts.check(site, (point("pkg.old", "g", ()),))
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_holding_of_what_nobody_has_is_none(tmp_path: Path) -> None:
