@@ -92,3 +92,30 @@ def test_the_figures_of_the_traces() -> None:
     for figure in ("step_us", "busy_us"):
         with_n, without = (mean(traces[name][figure]) for name in ("threshold-32", "off-32"))
         assert f"{with_n / 1000:.3f} ms against {without / 1000:.3f}" in text
+
+
+def first_tokens(name: str, variant: str, concurrency: int) -> list[tuple[int, int]]:
+    """TTFT in ms of each boot: median and 99th percentile."""
+    return [
+        (round(level["ttft_ms_p50"]), round(level["ttft_ms_p99"]))
+        for run in raw(name)["runs"]
+        if run["variant"] == variant
+        for level in run["levels"]
+        if level["concurrency"] == concurrency
+    ]
+
+
+def test_the_figures_of_waves_in_two_parts() -> None:
+    text = " ".join((ROOT / "docs" / "benchmarks.md").read_text().split())
+    ours = first_tokens("h200-sglang-0.5.17-triton-topk1.json", "threshold=24", 64)
+    (first, first_late), (second, second_late) = ours
+    assert (
+        f"a median of {first} and {second} ms and a 99th percentile of {first_late} and "
+        f"{second_late}."
+    ) in text
+    spec_v1 = "h200-sglang-0.5.12.post1-spec-v1-triton-topk1.json"
+    (off,), (on,) = first_tokens(spec_v1, "off", 128), first_tokens(spec_v1, "on", 64)
+    assert (
+        f"TTFT is {off[0]} ms in the median and {off[1]} in the 99th percentile for `off` at "
+        f"C = 128, and {on[0]} and {on[1]} for `on` at C = 64"
+    ) in text
