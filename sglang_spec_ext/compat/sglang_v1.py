@@ -112,13 +112,6 @@ def copy_to_host(result: Any, batch: Any) -> None:
     result.copy_to_cpu(return_logprob=batch.return_logprob)
 
 
-def snapshot(batch: Any) -> Any:
-    """The batch as a commit needs it; the scheduler's own goes on to the next step."""
-    copied = batch.copy()
-    copied.reqs = list(batch.reqs)  # the first releases share it, and extend it at a merge
-    return copied
-
-
 @contextmanager
 def skipping_ended(scheduler: Any) -> Iterator[None]:
     """A commit passes over requests that are finished or retracted, as in the overlap schedule."""

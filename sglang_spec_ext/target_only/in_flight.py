@@ -64,9 +64,7 @@ class InFlight:
             sglang_v1.copy_to_host(result, batch)
         if self._launched is not None:
             self._commit(self._launched)
-        step = _Launched(
-            commit, scheduler, sglang_v1.snapshot(batch), result, batch, list(batch.reqs)
-        )
+        step = _Launched(commit, scheduler, batch.copy(), result, batch, list(batch.reqs))
         if not stays:
             self._commit(step)
         # requests that ended with the step before still have rows in this one
