@@ -104,6 +104,20 @@ def test_aborts_in_both_modes(crossing_server: Server) -> None:
             assert answer["output_ids"] == expected
 
 
+def test_requests_taken_back_while_off_lose_and_repeat_nothing(crossing_server: Server) -> None:
+    """A pause retracts whatever runs; a step that was in flight must not count twice after it."""
+
+    def pause(crossing: Crossing) -> None:
+        crossing.burst[0].wait_for(8)
+        client = crossing_server.client
+        client.post("/pause_generation", json={"mode": "retract"}).raise_for_status()
+        client.post("/continue_generation", json={}).raise_for_status()
+
+    long = language_bodies(2, LONG, first_seed=100)
+    burst = language_bodies(6, 2 * SHORT, first_seed=102)
+    assert_language(cross(crossing_server, long, burst, during=pause))
+
+
 def test_streams_lose_and_repeat_nothing(crossing_server: Server) -> None:
     long = language_bodies(2, LONG, first_seed=110)
     burst = language_bodies(6, SHORT, first_seed=120)
