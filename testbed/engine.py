@@ -24,6 +24,13 @@ EAGLE1 = {
     "speculative_draft_model_path": str(_FOLDER / "models" / "draft_eagle1"),
 }
 """Overrides for `server_args` that take the EAGLE-1 draft instead of the EAGLE-3 one."""
+TWO_RANKS = {
+    # SGLang wants a NUMA node per rank, or a word about cores; without AMX it binds to none
+    "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
+    # it tries NCCL wherever it finds the library, and that asks for a GPU
+    "SGLANG_NCCL_SO_PATH": "none",
+}
+"""Variables on top of `environment` for ``tp_size=2``: the ranks then talk over gloo."""
 SPECULATIVE_STEPS = 3
 DRAFT_TOKENS = {1: 4, 4: 16}
 """Draft tokens per verify, by topk."""

@@ -25,6 +25,7 @@ GROUPS = {
     "tests/engine/test_other_configurations.py": PROGRAMS,
     "tests/engine/test_patched.py": PROGRAMS,
     "tests/engine/test_stand_ins.py": PROGRAMS,
+    "tests/engine/test_two_ranks.py": PROGRAMS,
     "tests/contract": WHEELS,
     "tests/unit/test_apply_patches_wheel.py": WHEELS,
 }

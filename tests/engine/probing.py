@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -11,12 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 from sglang_servers import Server
 
 from testbed import engine
 
 _PROBES = Path(__file__).parent / "probes"
 _VERIFY = re.compile(r"spec-ext probe: verify rid=(\S+) position=(\d+) accepted=(\d+)")
+_STATE = "spec-ext probe: state "
+_RANK = re.compile(r"^\[[^]]* TP(\d+)\]")
 IDLE_TIMEOUT_S = 5.0
 
 
@@ -50,7 +54,7 @@ class Faults:
 
 
 def scheduler_state(server: Server) -> dict[str, Any]:
-    """What probes/ adds to /server_info about the only scheduler process."""
+    """What probes/ adds to /server_info about the scheduler process of the first rank."""
     response = server.client.get("/server_info")
     response.raise_for_status()
     (state,) = response.json()["internal_states"]
@@ -77,7 +81,40 @@ def pool_gap(server: Server, capacity: int) -> str | None:
         time.sleep(0.1)
 
 
+def states_by_rank(server: Server, ranks: int) -> list[dict[str, Any]]:
+    """`scheduler_state` of each rank; SGLang itself hands out that of the first only."""
+    seen = len(server.log())
+    scheduler_state(server)
+    deadline = time.monotonic() + IDLE_TIMEOUT_S
+    while True:
+        # the first rank's answer can reach the client before another rank has got to the request
+        lines = server.log()[seen:].splitlines()
+        said = {rank_of(line): line.partition(_STATE)[2] for line in lines if _STATE in line}
+        if said.keys() == set(range(ranks)):
+            return [json.loads(said[rank]) for rank in range(ranks)]
+        assert time.monotonic() < deadline, f"only these ranks tell their state: {sorted(said)}"
+        time.sleep(0.1)
+
+
+def rank_of(line: str) -> int:
+    """The tensor-parallel rank that wrote a line of the log; 0 where there is only one."""
+    found = _RANK.match(line)
+    return int(found[1]) if found else 0
+
+
 def verifies(log: list[str], rid: str) -> list[tuple[int, int]]:
-    """(position, accept length) of each verify of request ``rid`` in these log lines."""
-    found = (_VERIFY.search(line) for line in log)
+    """(position, accept length) of each verify of request ``rid`` in these lines of rank 0."""
+    found = (_VERIFY.search(line) for line in log if rank_of(line) == 0)
     return [(int(m[2]), int(m[3])) for m in found if m and m[1] == rid]
+
+
+def our_state(server: Server) -> dict[str, Any]:
+    """What the plugin adds to /server_info."""
+    (state,) = server.client.get("/server_info").json()["internal_states"]
+    ours: dict[str, Any] = state["sglang_spec_ext"]
+    return ours
+
+
+def change(server: Server, **values: Any) -> httpx.Response:
+    """The answer to a /set_internal_state with these ``server_args``."""
+    return server.client.post("/set_internal_state", json={"server_args": values})

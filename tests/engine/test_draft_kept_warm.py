@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
+from acceptance import accept_length, after_resume, never_off, window
 from crossing import (
     ACCEPTED,
-    Body,
     Crossing,
     Stream,
     assert_language,
@@ -29,44 +29,11 @@ OFF = 30
 """Steps of an off phase; more than `prompts.ORDER`: a cold draft then misses all that it needs."""
 COLD = 0.6
 """A cold draft's accept length is below this part of a warm one's."""
-WINDOW = 40
-"""Tokens after the resume in which it is judged."""
 
 
 def cross_with_ids(server: Server, seed: int) -> Crossing:
     long = language_bodies(2, LONG, first_seed=seed, name="warm")
     return cross(server, long, language_bodies(6, OFF, first_seed=seed + 10))
-
-
-def after_resume(crossing: Crossing, body: Body) -> list[tuple[int, int]]:
-    """(position, accept length) of the verifies that cover `WINDOW` tokens from the resume on."""
-    return window(verifies(crossing.log[crossing.resumed_at() :], body["rid"]))
-
-
-def window(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    need(bool(found), "the request ended before the window")
-    start = found[0][0]
-    kept = [(position, length) for position, length in found if position < start + WINDOW]
-    need(found[-1][0] >= start + WINDOW, "the request ended within the window")
-    return kept
-
-
-def never_off(server: Server, body: Body, position: int) -> list[tuple[int, int]]:
-    """The same request, on a server that does not switch, from the same position on.
-
-    What it has said before is part of the prompt here, so that verifies begin at the same token.
-    """
-    server.flush_cache()
-    text = [*body["input_ids"], *expected_ids(body)]
-    again = greedy_body(text[:position], len(text) - position)
-    again["rid"] = body["rid"] + "-never-off"
-    seen = len(server.log())
-    Stream(server, again).answer()
-    return window(verifies(server.log()[seen:].splitlines(), again["rid"]))
-
-
-def accept_length(found: list[tuple[int, int]]) -> float:
-    return sum(length for _, length in found) / len(found)
 
 
 def test_acceptance_after_resume_is_that_of_a_server_never_off(

@@ -28,6 +28,7 @@ READY = "fired up and ready to roll"
 UNBOUND = {
     "lost_in_scheduler": "SchedulerMetricsReporter.update_spec_metrics",
     "hidden_in_scheduler": "scheduler process 0 did not load the plugin",
+    "hidden_in_second_rank": "scheduler process 1 did not load the plugin",
     "lost_in_launcher": "Engine._launch_subprocesses",
 }
 if engine.FIRST_RELEASE:
@@ -69,8 +70,14 @@ def endings(tmp_path_factory: pytest.TempPathFactory, faults: Faults) -> Iterato
             arguments = {"speculative_disable_batch_threshold": THRESHOLD, **flags}
             return pool.submit(run_to_its_end, tmp_path_factory.mktemp("end"), env, **arguments)
 
+        def start_with(fault: str) -> Future[Ending]:
+            env = faults.environment(fault)
+            if fault == "hidden_in_second_rank":
+                return start(env | engine.TWO_RANKS, tp_size=2)
+            return start(env)
+
         yield (
-            {fault: start(faults.environment(fault)) for fault in UNBOUND}
+            {fault: start_with(fault) for fault in UNBOUND}
             | {case: start(**{"env": {}, **flags}) for case, (flags, _) in REFUSED.items()}
             | {BAD_DRAFT: start({}, **bad_draft(tmp_path_factory.mktemp("draft")))}
         )

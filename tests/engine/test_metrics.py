@@ -6,11 +6,10 @@ import json
 import re
 from typing import Any
 
-import httpx
 import pytest
 from click.testing import CliRunner
 from crossing import ACCEPTED, Crossing, ask_all, cross, language_bodies, need
-from probing import scheduler_state, verifies
+from probing import change, our_state, scheduler_state, verifies
 from sglang_servers import Server
 
 from sglang_spec_ext.compat import workers
@@ -110,12 +109,6 @@ def test_hooks_are_bound_as_declared(
 # ---------------------------------------------------------------------------- the plugin's own
 
 
-def our_state(server: Server) -> dict[str, Any]:
-    (state,) = server.client.get("/server_info").json()["internal_states"]
-    ours: dict[str, Any] = state["sglang_spec_ext"]
-    return ours
-
-
 def our_series(server: Server) -> dict[str, float]:
     """Value by name and by what labels it has beside SGLang's own."""
     found = {}
@@ -186,10 +179,6 @@ def test_state_and_series_follow_a_crossing(crossing_server: Server) -> None:
 
 
 N, M = "speculative_disable_batch_threshold", "speculative_resume_batch_threshold"
-
-
-def change(server: Server, **values: Any) -> httpx.Response:
-    return server.client.post("/set_internal_state", json={"server_args": values})
 
 
 def switches_with(server: Server, requests: int) -> list[Switch]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
+import json
 import logging
 import multiprocessing
 import os
@@ -115,13 +116,23 @@ def report_schedulers_state(scheduler: ModuleType) -> None:
 
 
 def _state_of(scheduler: Any) -> dict[str, Any]:
-    return {
+    state = {
         "kv_slots_free": scheduler.token_to_kv_pool_allocator.available_size(),
         "kv_slots_cached": scheduler.tree_cache.evictable_size(),
         "request_rows_free": len(scheduler.req_to_token_pool.free_slots),
         "request_rows": scheduler.req_to_token_pool.size,
         "replaced": [name for name, function in imported.items() if _raw(name) is not function],
+        "plugin": _plugin_state(),
     }
+    say(f"state {json.dumps(state)}")  # of another rank than the first nothing else gets out
+    return state
+
+
+def _plugin_state() -> dict[str, Any] | None:
+    from sglang_spec_ext.wiring import scheduler
+
+    plugin = scheduler._runtime_state
+    return None if plugin is None else plugin.describe()
 
 
 imported: dict[str, Any] = {}
@@ -260,6 +271,12 @@ def hide_plugin() -> None:
     importlib.metadata.entry_points = without_ours
 
 
+def hide_from_second_rank(plugin: ModuleType) -> None:
+    # SGLang spawns the ranks in their order; before that a process has no name yet
+    if multiprocessing.current_process().name == "Process-2":
+        plugin.register = lambda *_, **__: None
+
+
 Patch = Callable[[ModuleType], None]
 PROBES: dict[str, Patch] = {
     "sglang.srt.models.llama_eagle3": watch_draft_forwards,
@@ -293,6 +310,8 @@ def install(fault: str) -> None:
         patches["sglang.srt.entrypoints.engine"].append(lose_launch)
     elif fault == "hidden_in_scheduler" and spawned:
         hide_plugin()
+    elif fault == "hidden_in_second_rank" and spawned:
+        patches["sglang_spec_ext.plugin"].append(hide_from_second_rank)
     points: dict[str, list[TouchPoint]] = defaultdict(list)
     for point in contract.scheduler:
         points[point.module].append(point)
