@@ -2,7 +2,8 @@
 
 A program, run by test_eagle3_families.py: ``python eagle3_families.py FOLDER [FAMILY...]`` writes
 ``FOLDER/report.json``: by family what was set, what was captured, and the greedy output with and
-without speculation. SGLang is imported once; each model runs in a forked process of its own.
+without speculation, of some also with requests in flight across our threshold. SGLang is imported
+once; each model runs in a forked process of its own.
 
 In SGLang 0.5.9 it runs the one family whose users are there, Kimi-K2.5.
 """
@@ -33,6 +34,10 @@ PROMPTS = ([5, 9, 17, 33, 65, 2, 71, 80, 12, 44], [7, 61, 3, 28, 50, 19, 84, 36]
 PLACEHOLDER, MEDIA_TOKENS, MEDIA_START, MEDIA_END = 90, 4, 91, 92
 """An image or audio stands for so many copies of this id, between two, until SGLang pads them."""
 NEW_TOKENS = 12
+N, LEAD, LONG, SHORT = 2, 8, 40, 10
+"""The threshold; tokens of the long requests before a burst comes; tokens of each; of the burst."""
+TOPKS = (1, 4)
+"""Of the drafts that cross the threshold."""
 DRAFT_IDS = [0, 2, 4]
 HOOKS = (
     "set_eagle3_layers_to_capture", "set_dflash_layers_to_capture", "get_embed_and_head",
@@ -95,6 +100,16 @@ DEEPSEEK_V3 = {
     "n_shared_experts": 1,
     "n_group": 1,
 }
+DRAFT = {
+    **LLAMA,
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "num_hidden_layers": 1,
+    "draft_vocab_size": VOCAB,
+    "eagle_config": {
+        "use_aux_hidden_state": True,
+        "eagle_aux_hidden_state_layer_ids": DRAFT_IDS,
+    },
+}
 MOONVIT_3D = {
     "hidden_size": 32,
     "vt_hidden_size": 32,
@@ -151,6 +166,7 @@ class Family:
         native: whether its class has the hooks itself in the installed release.
         topk: of the draft; with 4, for which people stay on the first release, even a random
             draft has a token accepted now and then.
+        crosses: whether requests of it are also run together, and across the threshold.
     """
 
     architecture: str
@@ -159,6 +175,7 @@ class Family:
     patches: int = 0
     native: bool = False
     topk: int = 1
+    crosses: bool = False
 
 
 KIMI = {
@@ -173,6 +190,7 @@ KIMI = {
         patches=4,
         native=not engine.FIRST_RELEASE,
         topk=4 if engine.FIRST_RELEASE else 1,
+        crosses=True,
     ),
 }
 OTHERS: dict[str, Family] = {
@@ -450,11 +468,14 @@ def main(folder: Path, names: list[str]) -> None:
     for name, family in FAMILIES.items():
         place = write_models(family, folder / name.replace(" ", "-"))
         if not names or name in names:
-            jobs.append((name, "plain", partial(run, family, place, False)))
-            jobs.append((name, "eagle3", partial(run, family, place, True)))
+            jobs.append((name, "plain", partial(run, family, place, None)))
+            jobs.append((name, "eagle3", partial(run, family, place, family.topk)))
+            for topk in TOPKS if family.crosses else ():
+                work = partial(run, family, place, topk, threshold=N)
+                jobs.append((name, crossing_kind(topk), work))
     for name, (family, prepare) in FAULTS.items():
         place = write_models(family, folder / name.replace(" ", "-"))
-        jobs.append((name, "eagle3", partial(run, family, place, True, prepare)))
+        jobs.append((name, "eagle3", partial(run, family, place, family.topk, prepare=prepare)))
     for pair in zip_longest(jobs[::2], jobs[1::2]):
         # forks share the state of `random`, by which SGLang would give both the same port
         running = [
@@ -464,6 +485,11 @@ def main(folder: Path, names: list[str]) -> None:
         for name, kind, child in running:
             report.setdefault(name, {})[kind] = child.result()
     (folder / "report.json").write_text(json.dumps(report))
+
+
+def crossing_kind(topk: int) -> str:
+    """Under what `report.json` has the run of a family with the threshold."""
+    return f"threshold, topk {topk}"
 
 
 def import_everything() -> None:
@@ -508,17 +534,7 @@ class Forked:
 def write_models(family: Family, place: Path) -> Path:
     """Directories ``target`` and ``draft`` with a config.json each."""
     target = {"torch_dtype": "float32", **family.config, "architectures": [family.architecture]}
-    draft = {
-        **LLAMA,
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "num_hidden_layers": 1,
-        "draft_vocab_size": VOCAB,
-        "eagle_config": {
-            "use_aux_hidden_state": True,
-            "eagle_aux_hidden_state_layer_ids": DRAFT_IDS,
-        },
-    }
-    for name, config in (("target", target), ("draft", draft)):
+    for name, config in (("target", target), ("draft", DRAFT)):
         (place / name).mkdir(parents=True)
         (place / name / "config.json").write_text(json.dumps(config))
     return place
@@ -527,21 +543,24 @@ def write_models(family: Family, place: Path) -> Path:
 def run(
     family: Family,
     place: Path,
-    speculate: bool,
-    prepare: Callable[[], None] = lambda: None,
+    topk: int | None,
     *,
     port: int,
+    threshold: int | None = None,
+    prepare: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
+    """What came of one server: with a draft unless ``topk`` is None, perhaps with our threshold."""
     prepare()
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-    from sglang_spec_ext.args import Drafting
+    from sglang_spec_ext.args import Drafting, Settings
     from sglang_spec_ext.compat import hooks, sglang_api
     from sglang_spec_ext.observe import AcceptWatch
-    from sglang_spec_ext.wiring import drafting
+    from sglang_spec_ext.wiring import drafting, scheduler
 
+    speculate = topk is not None
     arguments = engine.server_args(
-        family.topk if speculate else None,
+        topk,
         model_path=str(place / "target"),
         speculative_draft_model_path=str(place / "draft") if speculate else None,
         load_format="dummy",
@@ -567,7 +586,9 @@ def run(
         return result
 
     ModelRunner.load_model = load_random
-    # as in a scheduler process of a server without our flag
+    # as in a scheduler process
+    if threshold is not None:
+        scheduler.bind(Settings(threshold, resume_threshold=threshold))
     with_draft = Drafting(hooks=True, check="stop")
     drafting.bind_in_scheduler(with_draft)
     assert hooks.unbound(drafting.table(with_draft)) == []
@@ -593,14 +614,16 @@ def run(
     eyes = None
     if speculate:
         target = driver.scheduler.tp_worker.model_runner.model
-        draft = in_process.draft_model(driver.scheduler)
+        draft = in_process.draft_runner(driver.scheduler).model
         embedding = target.get_embed_and_head()[0]
         told["borrowed"] = draft.model.embed_tokens.weight.data_ptr() == embedding.data_ptr()
         eyes = Eyes(target, draft)
     told["text"] = [driver.greedy(prompt) for prompt in PROMPTS]
     if family.modality:
         told["mixed"] = [driver.greedy(prompt, family) for prompt in PROMPTS]
-        told["same"] = eyes.same if eyes is not None else []
+    told["same"] = list(eyes.same) if eyes is not None else []
+    if family.crosses:
+        told |= driver.cross(family)
     told |= {"verifies": driver.verifies, "accepted": driver.accepted, "log": log.lines}
     told["placeholders"] = driver.placeholders
     return told
@@ -722,9 +745,54 @@ class Driver:
 
     def greedy(self, prompt: list[int], family: Family | None = None) -> list[int]:
         """Greedy output; with an image or audio of the family's in the middle if one is given."""
+        request = self._start(prompt, NEW_TOKENS, family)
+        while not request.finished():
+            in_process.step(self.scheduler)
+        self.verifies += request.spec_verify_ct
+        self.accepted += in_process.accepted_drafts(request)
+        return list(request.output_ids)
+
+    def cross(self, family: Family) -> dict[str, Any]:
+        """Two long requests, and a burst of four that comes and goes beside them.
+
+        Half of each have an image of the family's. Returns their outputs, the long ones first, and
+        what the draft's KV cache then holds of the long ones.
+        """
+        starts = [prompt[::-1] for prompt in PROMPTS]  # no prefix that has been run before
+        long = [self._start(starts[0], LONG), self._start(starts[1], LONG, family)]
+        while min(len(request.output_ids) for request in long) < LEAD:
+            in_process.step(self.scheduler)
+        burst = [
+            self._start([first, *start], SHORT, media)
+            for start in starts
+            for first, media in ((21, None), (22, family))
+        ]
+        while not all(request.finished() for request in burst):
+            in_process.step(self.scheduler)
+        assert not any(request.finished() for request in long), "the burst has outlived them"
+        # while they hold their slots, and before a verify can accept tokens beyond the end
+        while min(len(request.output_ids) for request in long) < LONG - 2 * engine.DRAFT_TOKENS[1]:
+            in_process.step(self.scheduler)
+        held = [self._draft_kv(request) for request in long]
+        while not all(request.finished() for request in long):
+            in_process.step(self.scheduler)
+        return {"crossed": [list(r.output_ids) for r in long + burst], "draft_kv": held}
+
+    def _draft_kv(self, request: Any) -> list[list[float]]:
+        """Its draft K and V by position, up to half of the output; nothing without a draft."""
+        if self.scheduler.draft_worker is None:
+            return []
+        positions = len(request.origin_input_ids) + LONG // 2
+        row = self.scheduler.req_to_token_pool.req_to_token[request.req_pool_idx, :positions].long()
+        pool = in_process.draft_runner(self.scheduler).token_to_kv_pool
+        k, v = pool.get_kv_buffer(0)
+        return [[*k[slot].flatten().tolist(), *v[slot].flatten().tolist()] for slot in row]
+
+    def _start(self, prompt: list[int], tokens: int, family: Family | None = None) -> Any:
+        """A request for so many greedy tokens, which waits for the scheduler's next step."""
         from sglang.srt.sampling.sampling_params import SamplingParams
 
-        sampling = SamplingParams(temperature=0, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+        sampling = SamplingParams(temperature=0, max_new_tokens=tokens, ignore_eos=True)
         sampling.normalize(None)
         ids = list(prompt)
         media = None
@@ -734,14 +802,10 @@ class Driver:
             media = media_at(at + 1, family)
         rid = f"{prompt} {'with' if media else 'without'} media"
         self.scheduler.handle_generate_request(in_process.request(rid, ids, sampling, media))
-        (request,) = self.scheduler.waiting_queue
-        assert request.to_finish is None, request.to_finish
-        while not request.finished():
-            in_process.step(self.scheduler)
+        request = self.scheduler.waiting_queue[-1]
+        assert request.rid == rid and request.to_finish is None, request.to_finish
         self.placeholders += sorted({i for i in request.origin_input_ids if i >= VOCAB})
-        self.verifies += request.spec_verify_ct
-        self.accepted += in_process.accepted_drafts(request)
-        return list(request.output_ids)
+        return request
 
 
 def media_at(at: int, family: Family) -> dict[str, Any]:

@@ -34,10 +34,9 @@ def scheduler_of(arguments: dict[str, Any]) -> Any:
     return Scheduler(record, ports)
 
 
-def draft_model(scheduler: Any) -> Any:
+def draft_runner(scheduler: Any) -> Any:
     worker = scheduler.draft_worker
-    runner = worker.model_runner if engine.FIRST_RELEASE else worker.draft_worker.draft_runner
-    return runner.model
+    return worker.model_runner if engine.FIRST_RELEASE else worker.draft_worker.draft_runner
 
 
 def request(rid: str, ids: list[int], sampling: Any, media: dict[str, Any] | None) -> Any:

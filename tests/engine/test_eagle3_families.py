@@ -1,7 +1,8 @@
 """EAGLE-3 on target classes, most without the hooks: tiny random models of many families.
 
 `eagle3_families.py` runs each of them in SGLang's real scheduler, plain and under EAGLE-3 with a
-random draft that captures three layers, and with our hook around the load of the target.
+random draft that captures three layers, and with our hook around the load of the target. Kimi-K2.5
+also crosses our threshold both ways.
 """
 
 from __future__ import annotations
@@ -14,12 +15,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eagle3_families import DRAFT_IDS, FAMILIES, HIDDEN, NEW_TOKENS, PROMPTS
+from eagle3_families import (
+    DRAFT_IDS,
+    FAMILIES,
+    HIDDEN,
+    LONG,
+    NEW_TOKENS,
+    PROMPTS,
+    SHORT,
+    TOPKS,
+    N,
+    crossing_kind,
+)
 
 from testbed import engine
+from testbed.demo.server_log import SPECULATING, TARGET_ONLY, Switch, parse
 
 Report = dict[str, dict[str, dict[str, Any]]]
 BY_OTHERS = pytest.mark.skipif(engine.FIRST_RELEASE, reason="runs Kimi-K2.5 only")
+CROSSING = sorted(name for name, family in FAMILIES.items() if family.crosses)
 WITH_MEDIA = sorted(name for name, family in FAMILIES.items() if family.modality)
 
 
@@ -118,6 +132,37 @@ def test_no_placeholder_reaches_the_drafts_embedding(ran: dict[str, Any]) -> Non
 @pytest.mark.parametrize("family", WITH_MEDIA)
 def test_the_draft_sees_what_the_target_sees_one_token_on(ran: dict[str, Any]) -> None:
     assert ran["eagle3"]["same"] == [True] * 2 * len(PROMPTS)
+
+
+@pytest.mark.parametrize("topk", TOPKS)
+@pytest.mark.parametrize("family", CROSSING)
+def test_requests_in_flight_across_the_threshold_say_what_the_target_says(
+    ran: dict[str, Any], topk: int
+) -> None:
+    """Text and images among them, in the batch that speculates and in the one that does not."""
+    crossed = ran[crossing_kind(topk)]
+    switches = [event for event in map(parse, crossed["log"]) if isinstance(event, Switch)]
+    assert [switch.new_mode for switch in switches] == [TARGET_ONLY, SPECULATING]
+    assert switches[0].batch > N >= switches[1].batch > 0
+    assert {mode for mode, *_ in crossed["captured"]} == {"EXTEND", "TARGET_VERIFY", "DECODE"}
+
+    expected = ran["plain"]["crossed"]
+    assert [len(tokens) for tokens in expected] == [LONG] * 2 + [SHORT] * 4
+    # the image must have had its say, else nothing was compared
+    assert len({tuple(tokens[:SHORT]) for tokens in expected}) == len(expected)
+    assert crossed["crossed"] == ran["eagle3"]["crossed"] == expected
+
+
+@pytest.mark.parametrize("topk", TOPKS)
+@pytest.mark.parametrize("family", CROSSING)
+def test_the_draft_is_kept_warm_across_the_threshold(ran: dict[str, Any], topk: int) -> None:
+    """Its KV cache ends up as that of a draft that was never off."""
+    crossed = ran[crossing_kind(topk)]
+    (active,) = [line for line in crossed["log"] if "spec-ext active" in line]
+    assert f"topk={topk}" in active and "draft kept warm by KV-only writes" in active
+    for kept, never_off in zip(crossed["draft_kv"], ran["eagle3"]["draft_kv"], strict=True):
+        for row, expected in zip(kept, never_off, strict=True):
+            assert row == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_wrapped_model_without_hooks_is_refused_before_weights_load(report: Report) -> None:

@@ -6,7 +6,6 @@ server or write nonsense: here the collectives are real.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,8 +28,7 @@ from sglang_spec_ext.compat.contracts import in_use
 from testbed import engine
 
 RANKS = 2
-LONG, SHORT = 450, 30
-AGREED_TIMEOUT_S = 10.0
+LONG, SHORT = 240, 30
 N = "speculative_disable_batch_threshold"
 M = "speculative_resume_batch_threshold"
 
@@ -59,25 +57,19 @@ def said_by_rank(log: list[str]) -> list[list[str]]:
 
 
 def test_both_ranks_cross_in_the_same_steps_and_say_what_the_target_says(server: Server) -> None:
+    states_by_rank(server, RANKS)  # once both have told it, both have written all that is before
     seen = len(server.log())
     long = language_bodies(2, LONG, first_seed=1500, name="ranks")
     crossing = cross(server, long, language_bodies(6, SHORT, first_seed=1510, name="ranks"))
     assert_language(crossing)
 
-    deadline = time.monotonic() + AGREED_TIMEOUT_S
-    while True:
-        # the second rank may still write its last line when the client has its answer
-        first, second = said_by_rank(server.log()[seen:].splitlines())
-        if first == second or time.monotonic() > deadline:
-            break
-        time.sleep(0.1)
-    assert first == second
-    did = {line.split()[0] for line in first}, {line.split()[1] for line in first}
-    assert {"draft", "verify"} <= did[0] and {"forward", "kv"} <= did[1]
-
     one, other = states_by_rank(server, RANKS)
     assert one == other
     assert one["plugin"]["switches"]["target-only"] > 0 < one["plugin"]["resumes"]
+    first, second = said_by_rank(server.log()[seen:].splitlines())
+    assert first == second
+    for kind in ("verify", "draft forward", "draft kv"):
+        assert any(line.startswith(kind) for line in first), f"no {kind}"
 
 
 def test_acceptance_after_resume_is_that_of_a_draft_never_off(server: Server) -> None:

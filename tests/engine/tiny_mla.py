@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import eagle3_families as families
 import torch
 from safetensors.torch import save_file
 
@@ -17,54 +18,26 @@ VOCABULARY, HIDDEN, LAYERS, HEADS, INTERMEDIATE = 512, 256, 4, 16, 512
 LATENT, NOPE, ROPE, VALUE = 512, 128, 64, 128
 DRAFT_HEADS, DRAFT_HEAD = 4, 64
 
-COMMON: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": HIDDEN,
     "intermediate_size": INTERMEDIATE,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-    "bos_token_id": 0,
-    "eos_token_id": 1,
 }
 TARGET = {
-    **COMMON,
-    "architectures": ["DeepseekV2ForCausalLM"],
-    "model_type": "deepseek_v2",
+    **families.DEEPSEEK,
+    **SIZES,
     "num_hidden_layers": LAYERS,
+    "first_k_dense_replace": LAYERS,
     "num_attention_heads": HEADS,
     "num_key_value_heads": HEADS,
     "kv_lora_rank": LATENT,
-    "q_lora_rank": None,
     "qk_nope_head_dim": NOPE,
     "qk_rope_head_dim": ROPE,
     "v_head_dim": VALUE,
-    "n_routed_experts": 8,  # in none of the layers, all of which are dense
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": LAYERS,
-    "moe_layer_freq": 1,
-    "rope_scaling": {
-        "type": "yarn",
-        "factor": 2.0,
-        "original_max_position_embeddings": 1024,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "beta_fast": 32,
-        "beta_slow": 1,
-    },
 }
 DRAFT = {
-    **COMMON,
-    "architectures": ["LlamaForCausalLMEagle3"],
-    "model_type": "llama",
-    "num_hidden_layers": 1,
+    **families.DRAFT,
+    **SIZES,
     "num_attention_heads": DRAFT_HEADS,
     "num_key_value_heads": DRAFT_HEADS,
     "head_dim": DRAFT_HEAD,
