@@ -76,7 +76,9 @@ DEEPSEEK = {
     "qk_nope_head_dim": 32,
     "qk_rope_head_dim": 16,
     "v_head_dim": 32,
-    "n_routed_experts": None,
+    "n_routed_experts": 8,  # in none of the layers, all of which are dense
+    "n_shared_experts": 1,
+    "n_group": 1,
     "first_k_dense_replace": LAYERS,
     "moe_layer_freq": 1,
     "use_mla": True,
@@ -96,9 +98,6 @@ DEEPSEEK_V3 = {
     "model_type": "deepseek_v3",
     "architectures": ["DeepseekV3ForCausalLM"],
     "q_lora_rank": 24,
-    "n_routed_experts": 8,  # in none of the layers, all of which are dense
-    "n_shared_experts": 1,
-    "n_group": 1,
 }
 DRAFT = {
     **LLAMA,
