@@ -782,7 +782,9 @@ class Driver:
         if self.scheduler.draft_worker is None:
             return []
         positions = len(request.origin_input_ids) + LONG // 2
-        row = self.scheduler.req_to_token_pool.req_to_token[request.req_pool_idx, :positions].long()
+        batch = self.scheduler.running_batch
+        index = batch.req_pool_indices[batch.reqs.index(request)]
+        row = self.scheduler.req_to_token_pool.req_to_token[index, :positions].long()
         pool = in_process.draft_runner(self.scheduler).token_to_kv_pool
         k, v = pool.get_kv_buffer(0)
         return [[*k[slot].flatten().tolist(), *v[slot].flatten().tolist()] for slot in row]
