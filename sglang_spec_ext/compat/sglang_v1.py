@@ -142,7 +142,8 @@ def drop_finished(draft_input: Any, rows: list[Any]) -> list[Any]:
         )
     kept = [i for i, request in enumerate(rows) if not request.finished()]
     if len(kept) < len(rows):
-        indices = torch.tensor(kept, dtype=torch.int64, device=tokens.device)
+        # made there it would wait for the step in flight
+        indices = torch.tensor(kept, dtype=torch.int64).to(tokens.device, non_blocking=True)
         draft_input.filter_batch(indices, has_been_filtered=False)
     return [rows[i] for i in kept]
 
