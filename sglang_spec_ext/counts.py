@@ -18,7 +18,7 @@ class Counts:
             throughput: a request that has just ended may be in one step more.
         switches: changes of mode, by the mode that they lead to.
         verifies: requests times speculating steps.
-        draft_tokens_warmed: rows of draft K and V that target-only steps have written.
+        draft_tokens_warmed: tokens of target-only steps whose draft K and V were written.
         series: is told the same, where the server reports metrics.
     """
 
@@ -57,7 +57,7 @@ class Counts:
             self.series.committed(mode, tokens)
 
     def warmed(self, tokens: int) -> None:
-        """Count rows of draft K and V that a target-only step has written."""
+        """Count tokens of a target-only step whose draft K and V were written."""
         self.draft_tokens_warmed += tokens
         if self.series is not None:
             self.series.warmed(tokens)

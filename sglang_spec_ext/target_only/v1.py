@@ -36,6 +36,7 @@ class TargetOnlyStep(Step):
 
     def _committed(self, tokens: int) -> None:
         self.counts.committed(Mode.TARGET_ONLY, tokens, tokens)
+        self.counts.warmed(tokens)
 
     def process_decode(
         self, original: Callable[..., Any], scheduler: Any, batch: Any, result: Any
@@ -82,7 +83,6 @@ class TargetOnlyStep(Step):
             self._warm_draft.stepped(
                 batch.req_pool_indices, tokens, hidden, positions, batch.out_cache_loc
             )
-        self.counts.warmed(tokens.shape[0])
         return result
 
     def _resume(self, batch: Any) -> None:

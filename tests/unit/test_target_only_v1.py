@@ -512,6 +512,7 @@ def test_a_steps_tokens_are_committed_while_the_next_one_runs(loop: Loop) -> Non
     assert batch.spec_algorithm is Algorithm.EAGLE3
     assert loop.scheduler.enable_overlap is False
     assert loop.world.step.counts.tokens[Mode.TARGET_ONLY] == 6
+    assert loop.world.step.counts.draft_tokens_warmed == 6
 
 
 @pytest.mark.parametrize("reason", ["has_grammar", "return_hidden_states", "custom"])
@@ -539,6 +540,7 @@ def test_a_request_that_ends_has_one_more_row_which_is_passed_over(loop: Loop) -
     loop.decode(batch)
     assert loop.scheduler.committed == [[*FIRST, 63], [81, -1, 62, 73]]
     assert loop.world.step.counts.tokens[Mode.TARGET_ONLY] == 7
+    assert loop.world.step.counts.draft_tokens_warmed == 7
 
 
 def test_a_step_of_which_nothing_is_left_is_dropped(loop: Loop) -> None:
