@@ -174,19 +174,14 @@ def free_port() -> int:
 
 def is_healthy(url: str, timeout_s: float = 5.0) -> bool:
     """True once ``/health`` answers 200: SGLang answers 503 until its warm-up request is done."""
-    try:
-        with _open(f"{url}/health", timeout=timeout_s) as response:
-            return bool(response.status == 200)
-    except (urllib.error.URLError, OSError, ValueError):
-        return False
+    return _answers_well(urllib.request.Request(f"{url}/health"), timeout_s)
 
 
 def server_info(url: str, api_key: str | None, timeout_s: float = 30.0) -> dict[str, Any]:
     """``/server_info`` (``/get_server_info`` on old releases); empty if neither answers."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     for path in ("/server_info", "/get_server_info"):
         try:
-            request = urllib.request.Request(url + path, headers=headers)
+            request = urllib.request.Request(url + path, headers=_key(api_key))
             with _open(request, timeout=timeout_s) as response:
                 info = json.load(response)
             return info if isinstance(info, dict) else {}
@@ -202,8 +197,15 @@ def freeze_gc(url: str, api_key: str | None, timeout_s: float = 30.0) -> bool:
     that was allocated before. A wave of requests that it meets reaches the scheduler in two parts.
     From 0.5.18 on SGLang does this itself after its warm-up. False if the server refuses.
     """
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    request = urllib.request.Request(f"{url}/freeze_gc", headers=headers, method="POST")
+    request = urllib.request.Request(f"{url}/freeze_gc", headers=_key(api_key), method="POST")
+    return _answers_well(request, timeout_s)
+
+
+def _key(api_key: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+def _answers_well(request: urllib.request.Request, timeout_s: float) -> bool:
     try:
         with _open(request, timeout=timeout_s) as response:
             return bool(response.status == 200)
