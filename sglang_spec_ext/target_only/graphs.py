@@ -31,12 +31,14 @@ def sizes_that_speculate(sizes: list[int], threshold: int) -> list[int]:
     return sizes[: bisect_left(sizes, threshold) + 1]
 
 
-def prune_speculative_sizes(
+def prune_sizes(
     original: Any, settings: Settings, model_runner: Any, *args: Any, **kwargs: Any
 ) -> tuple[list[int], list[int]]:
-    """Around SGLang's ``get_batch_sizes_to_capture``: verify and draft never run above N, and the
-    plain decode, which is asked for last, needs no more sizes than on a server that never
-    speculates."""
+    """Around SGLang's ``get_batch_sizes_to_capture``: leave out what is never or hardly used.
+
+    Verify and draft never run above N. The plain decode, which is asked for last, needs no more
+    sizes than on a server that never speculates.
+    """
     capture, compiled = original(model_runner, *args, **kwargs)
     if model_runner.spec_algorithm.is_none():
         kept = sglang_api.plain_graph_sizes(model_runner.server_args, capture)

@@ -71,7 +71,7 @@ class InFlight:
         step.rows = sglang_v1.drop_finished(batch.spec_info, step.rows)
         self._launched = step if stays and step.rows else None
 
-    def land(self, preparing: Iterable[Any] = ()) -> None:
+    def land(self, preparing: Iterable[Any]) -> None:
         """Commit what is in flight, before something else runs.
 
         Args:

@@ -101,7 +101,7 @@ def graph_sizes(original: Callable[..., Any], model_runner: Any, *rest: Any, **k
     from sglang_spec_ext.target_only import graphs
 
     assert _settings is not None
-    return graphs.prune_speculative_sizes(original, _settings, model_runner, *rest, **kwargs)
+    return graphs.prune_sizes(original, _settings, model_runner, *rest, **kwargs)
 
 
 # ------------------------------------------------------------------------ handshake

@@ -66,9 +66,7 @@ def prune(model_runner: Any, threshold: int) -> tuple[list[int], list[int]]:
         assert (asked, tokens, flag) == (model_runner, 3, True)
         return list(SIZES), [1, 16]
 
-    return graphs.prune_speculative_sizes(
-        original, Settings(threshold, threshold), model_runner, 3, flag=True
-    )
+    return graphs.prune_sizes(original, Settings(threshold, threshold), model_runner, 3, flag=True)
 
 
 def test_a_plain_runner_gets_the_sizes_of_a_plain_server(
