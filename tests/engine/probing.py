@@ -22,6 +22,8 @@ _VERIFY = re.compile(r"spec-ext probe: verify rid=(\S+) position=(\d+) accepted=
 _STATE = "spec-ext probe: state "
 _RANK = re.compile(r"^\[[^]]* TP(\d+)\]")
 IDLE_TIMEOUT_S = 5.0
+N, M = "speculative_disable_batch_threshold", "speculative_resume_batch_threshold"
+"""What `change` calls them."""
 
 
 @dataclass(frozen=True)

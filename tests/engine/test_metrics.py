@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from crossing import ACCEPTED, Crossing, ask_all, cross, language_bodies, need
-from probing import change, our_state, scheduler_state, verifies
+from probing import M, N, change, our_state, scheduler_state, verifies
 from sglang_servers import Server
 
 from sglang_spec_ext.compat import workers
@@ -176,9 +176,6 @@ def test_state_and_series_follow_a_crossing(crossing_server: Server) -> None:
     earlier = before["tokens"][SPECULATING] / (before["accept_length"] or 1)
     verifies = earlier + len(lengths)
     assert state["accept_length"] == pytest.approx(state["tokens"][SPECULATING] / verifies)
-
-
-N, M = "speculative_disable_batch_threshold", "speculative_resume_batch_threshold"
 
 
 def switches_with(server: Server, requests: int) -> list[Switch]:

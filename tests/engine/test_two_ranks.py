@@ -20,7 +20,7 @@ from crossing import (
     cross,
     language_bodies,
 )
-from probing import Faults, change, our_state, pool_gap, rank_of, states_by_rank
+from probing import Faults, M, N, change, our_state, pool_gap, rank_of, states_by_rank
 from sglang_servers import Server, Servers
 
 from sglang_spec_ext.compat import workers
@@ -29,8 +29,6 @@ from testbed import engine
 
 RANKS = 2
 LONG, SHORT = 240, 30
-N = "speculative_disable_batch_threshold"
-M = "speculative_resume_batch_threshold"
 
 
 @pytest.fixture
