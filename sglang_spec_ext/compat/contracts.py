@@ -224,6 +224,7 @@ _FLAG_DECIDES = (
     "replay, by the batch"
 )
 _LABELS = "whether this process reports metrics, and with which labels"
+_READ_DONE = "lets the next step be prepared while the target's forward runs"
 _PLAIN_SIZES = "plain decode graphs for the batch sizes of a server that never speculates"
 _OWN_LOGITS = "the logits buffer of the plain decode graphs: every graph runner makes its own"
 
@@ -275,6 +276,20 @@ CALLED = (
         "new_lengths", "sglang.srt.speculative.eagle_info", "EagleDraftInput.verify_done",
         "attribute", None,
         "scheduler", "tells the scheduler the new sequence lengths, and when they are there",
+        hooked=False,
+    ),
+    TouchPoint(
+        "last_shared_read", _WORKER, "EAGLEWorkerV2.last_shared_read_runner", "method", (),
+        "scheduler", _READ_DONE, hooked=False,
+    ),
+    TouchPoint(
+        "last_shared_read", _WORKER, "EAGLEWorkerV2.war_fastpath_runner", "method", (),
+        "scheduler", _READ_DONE, hooked=False,
+    ),
+    TouchPoint(
+        "last_shared_read", "sglang.srt.model_executor.cuda_graph_runner",
+        "CudaGraphRunner.replay", "method", ("forward_batch",),
+        "scheduler", "says nothing of its reads: the scheduler waits for the whole forward",
         hooked=False,
     ),
     TouchPoint(

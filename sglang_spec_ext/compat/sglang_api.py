@@ -60,15 +60,12 @@ def prefill_lengths(batch: Any) -> list[int]:
     return lengths
 
 
-def announce_lengths(
-    result: Any, lengths: torch.Tensor, publish: Callable[[torch.Tensor], None] | None
-) -> None:
-    """Tell the scheduler the new sequence lengths, before any work of the draft is queued.
+def attach_lengths(result: Any, lengths: torch.Tensor) -> None:
+    """Leave the new sequence lengths where the scheduler looks for them after the step.
 
     Args:
         result: of the step, with its next draft input.
         lengths: [batch] int64.
-        publish: given by releases whose schedule waits for the lengths and not for the step.
     """
     if _place("new_lengths").qualname == "EagleDraftInput.verify_done":
         result.next_draft_input.new_seq_lens = lengths
@@ -76,8 +73,42 @@ def announce_lengths(
         result.next_draft_input.verify_done.record()
         return
     result.new_seq_lens = lengths
-    if publish is not None:
-        publish(lengths)
+
+
+class SharedReads:
+    """When a step without a draft is done with the request pool, told to the scheduler.
+
+    The scheduler prepares the next step beside a forward, on a stream of its own, and writes to the
+    request pool only when an event says that the forward has read it: a graph runner records that
+    right after its inputs. It is kept on the runner that ran, and asked for at the one that runs
+    last in a speculating step, the draft's. Without it the scheduler waits for the whole forward.
+
+    Args:
+        worker: SGLang's spec-v2 worker.
+    """
+
+    def __init__(self, worker: Any) -> None:
+        asked = _place("last_shared_read").qualname.rpartition(".")[2]
+        self._event = {
+            "war_fastpath_runner": "war_fastpath_read_done_event",
+            "last_shared_read_runner": "shared_read_done_event",
+        }.get(asked)  # up to 0.5.13.post1 every forward is waited for
+        if self._event is not None:
+            self._target, self._asked = worker.target_worker.model_runner, getattr(worker, asked)
+            for runner in (self._target, self._asked):
+                getattr(runner, self._event)  # else the server stops here, and not at a switch
+
+    @contextmanager
+    def end_with_target(self) -> Iterator[None]:
+        """Around a forward of the target after which nothing reads the request pool."""
+        if self._event is None:
+            yield
+            return
+        setattr(self._target, self._event, None)  # what an earlier forward left says nothing
+        yield
+        done = getattr(self._target, self._event)
+        setattr(self._target, self._event, None)
+        setattr(self._asked, self._event, done)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ class TargetOnlyStep(Step):
     def __init__(self, worker: Any, settings: Settings) -> None:
         super().__init__(worker, settings, worker.draft_worker)
         self._stubs = _Stubs(worker)
+        self._shared_reads = sglang_api.SharedReads(worker)
         self._start(self._stubs.target_capture)
 
     def _decode(
@@ -50,12 +51,20 @@ class TargetOnlyStep(Step):
         # attention backends read DECODE together with a spec_info as a draft's decode
         step.spec_info = None
         step.forward_mode = type(batch.forward_mode).DECODE
-        with self._target_graphs.in_place() if self._target_graphs else nullcontext():
+        # a verify has to run before its lengths are known; these are, and the scheduler prepares
+        # the next step while this one runs
+        if on_publish is not None:
+            on_publish(step.seq_lens)
+        with ExitStack() as stack:
+            if self._target_graphs is not None:
+                stack.enter_context(self._target_graphs.in_place())
+            if self._warm_draft is not None:
+                stack.enter_context(self._shared_reads.end_with_target())
             result = sglang_api.target_forward(
                 self.worker.target_worker, step, self._stubs.target_capture
             )
         result.next_draft_input = self._stubs.draft_input(size, result.next_token_ids)
-        sglang_api.announce_lengths(result, step.seq_lens, on_publish)
+        sglang_api.attach_lengths(result, step.seq_lens)
 
         result.accept_lens = self._stubs.ones(size)
         result.speculative_num_draft_tokens = 1

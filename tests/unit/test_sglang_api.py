@@ -99,14 +99,11 @@ def test_prefill_lengths_of_either_batch() -> None:
     assert sglang_api.prefill_lengths(SimpleNamespace(extend_seq_lens=[3, 1])) == [3, 1]
 
 
-def test_new_lengths_on_the_result_and_published(has: Has, mocker: MockerFixture) -> None:
+def test_new_lengths_on_the_result(has: Has) -> None:
     has("new_lengths", "GenerationBatchResult.new_seq_lens")
-    result, publish = SimpleNamespace(), mocker.Mock()
-    sglang_api.announce_lengths(result, "lengths", publish)
-    publish.assert_called_once_with("lengths")
-    assert result.new_seq_lens == "lengths"
-    sglang_api.announce_lengths(result, "others", None)  # no overlap schedule
-    assert result.new_seq_lens == "others"
+    result = SimpleNamespace()
+    sglang_api.attach_lengths(result, "lengths")  # type: ignore[arg-type]
+    assert vars(result) == {"new_seq_lens": "lengths"}
 
 
 def test_new_lengths_in_the_draft_input_with_an_event(has: Has, mocker: MockerFixture) -> None:
@@ -114,11 +111,53 @@ def test_new_lengths_in_the_draft_input_with_an_event(has: Has, mocker: MockerFi
     device = mocker.patch.object(sglang_api.torch, "get_device_module")
     result = SimpleNamespace(next_draft_input=SimpleNamespace())
     lengths = SimpleNamespace(device="cuda:1")
-    sglang_api.announce_lengths(result, lengths, None)
+    sglang_api.attach_lengths(result, lengths)  # type: ignore[arg-type]
     device.assert_called_once_with("cuda:1")
     event = device.return_value.Event.return_value
     event.record.assert_called_once_with()
     assert vars(result.next_draft_input) == {"new_seq_lens": lengths, "verify_done": event}
+
+
+READ_DONE = {
+    "war_fastpath_runner": "war_fastpath_read_done_event",
+    "last_shared_read_runner": "shared_read_done_event",
+}
+
+
+@pytest.mark.parametrize(("asked", "event"), READ_DONE.items())
+def test_the_event_of_the_targets_reads_goes_where_the_scheduler_asks(
+    has: Has, asked: str, event: str
+) -> None:
+    has("last_shared_read", f"EAGLEWorkerV2.{asked}")
+    target, draft = SimpleNamespace(**{event: "stale"}), SimpleNamespace(**{event: None})
+    worker = SimpleNamespace(target_worker=SimpleNamespace(model_runner=target), **{asked: draft})
+    reads = sglang_api.SharedReads(worker)
+    with reads.end_with_target():
+        assert vars(target) == {event: None}
+        setattr(target, event, "recorded")  # what SGLang's graph runner does
+    assert (vars(target), vars(draft)) == ({event: None}, {event: "recorded"})
+    with reads.end_with_target():
+        pass  # an eager forward records nothing: the scheduler has to wait for all of it
+    assert (vars(target), vars(draft)) == ({event: None}, {event: None})
+
+
+@pytest.mark.parametrize("lacks", ["target", "draft"])
+def test_a_runner_without_that_event_is_noticed_at_once(has: Has, lacks: str) -> None:
+    has("last_shared_read", "EAGLEWorkerV2.last_shared_read_runner")
+    runners = {name: SimpleNamespace(shared_read_done_event=None) for name in ("target", "draft")}
+    del runners[lacks].shared_read_done_event
+    worker = SimpleNamespace(
+        target_worker=SimpleNamespace(model_runner=runners["target"]),
+        last_shared_read_runner=runners["draft"],
+    )
+    with pytest.raises(AttributeError, match="shared_read_done_event"):
+        sglang_api.SharedReads(worker)
+
+
+def test_a_scheduler_that_always_waits_is_told_nothing(has: Has) -> None:
+    has("last_shared_read", "CudaGraphRunner.replay")
+    with sglang_api.SharedReads(SimpleNamespace()).end_with_target():
+        pass
 
 
 # ---------------------------------------------------------------------------- server arguments

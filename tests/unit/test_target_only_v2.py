@@ -109,15 +109,18 @@ class World:
             speculative_algorithm=algorithm,
             hicache=False,
             draft_worker=SimpleNamespace(
-                draft_runner=SimpleNamespace(),
+                draft_runner=SimpleNamespace(shared_read_done_event=None),
                 req_to_token_pool=SimpleNamespace(req_to_token=req_to_token),
                 _draft_extend_for_decode=self.draft_extend,
             ),
             target_worker=SimpleNamespace(
                 forward_batch_generation=self.target,
-                model_runner=SimpleNamespace(max_running_requests=None),
+                model_runner=SimpleNamespace(
+                    max_running_requests=None, shared_read_done_event=None
+                ),
             ),
         )
+        self.worker.last_shared_read_runner = self.worker.draft_worker.draft_runner
         self.step = v2.TargetOnlyStep(self.worker, Settings(2, 2, 1))
         self.captures = not standalone
 
@@ -291,7 +294,7 @@ def test_nothing_is_allocated(world: World) -> None:
     assert torch.equal(world.step._req_to_token, before)
 
 
-def test_published_once_and_before_the_draft_works(world: World) -> None:
+def test_published_once_and_before_the_target_runs(world: World) -> None:
     published: list[list[int]] = []
 
     def on_publish(lengths: Any) -> None:
@@ -300,7 +303,30 @@ def test_published_once_and_before_the_draft_works(world: World) -> None:
 
     world.decode(decode_batch(THREE), on_publish=on_publish)
     assert published == [[8, 10, 6]]
-    assert EVENTS == ["target", "publish"]
+    assert EVENTS == ["publish", "target"]
+
+
+def record_reads(world: World) -> None:
+    """The target's graph runner says when its reads of the request pool are done."""
+    forward, runner = world.target.side_effect, world.worker.target_worker.model_runner
+
+    def recording(*args: Any, **kwargs: Any) -> Any:
+        runner.shared_read_done_event = "read"
+        return forward(*args, **kwargs)
+
+    world.target.side_effect = recording
+
+
+def test_the_scheduler_waits_for_the_targets_reads_and_not_for_its_forward(world: World) -> None:
+    record_reads(world)
+    world.decode(decode_batch(THREE))
+    assert world.worker.last_shared_read_runner.shared_read_done_event == "read"
+
+
+def test_a_draft_extend_after_it_reads_too(own_extend: World) -> None:
+    record_reads(own_extend)
+    own_extend.decode(decode_batch(THREE))
+    assert own_extend.worker.last_shared_read_runner.shared_read_done_event is None
 
 
 @pytest.mark.parametrize(
@@ -506,7 +532,7 @@ def test_a_draft_without_kv_only_writes_extends_on_every_target_only_step(
     result = own_extend.decode(
         decode_batch(THREE), on_publish=lambda lengths: EVENTS.append("publish")
     )
-    assert EVENTS == ["target", "publish", "draft contexts", "draft extend"]
+    assert EVENTS == ["publish", "target", "draft contexts", "draft extend"]
     view, given = own_extend.draft_extend.call_args.args
     assert equal(view.seq_lens, [7, 9, 5])
     assert equal(given.next_token_ids[::WIDTH], [71, 94, 52])
