@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -146,16 +145,3 @@ def process_environment() -> dict[str, str]:
         if not name.startswith("SGLANG_") and not name.lower().endswith("_proxy")
     }
     return own | environment()
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on right now.
-
-    None of the highest: SGLang 0.5.11 - 0.5.13.post1 add 10000 for gRPC and refuse what is no port.
-    """
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port < 55536:
-            return port

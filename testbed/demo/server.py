@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sglang_spec_ext.ops.bench.server import free_port
 from testbed import engine
 from testbed.demo import DemoError
 from testbed.demo.processes import ProcessTree
@@ -64,7 +65,7 @@ def running_server(title: str, topk: int | None, log: Path, **flags: Any) -> Ite
     it does not become ready, with the cause that its log gives.
     """
     for tries_left in reversed(range(_PORT_TRIES)):
-        port = engine.free_port()
+        port = free_port()
         # A step per line: see `verdict.summarize`.
         command = engine.command_line(topk, port=port, decode_log_interval=1, **flags)
         with ProcessTree(command, log, engine.process_environment()) as process:

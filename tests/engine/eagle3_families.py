@@ -27,6 +27,7 @@ from typing import Any
 
 import in_process
 
+from sglang_spec_ext.ops.bench.server import free_port
 from testbed import engine
 
 VOCAB, HIDDEN, LAYERS, HEADS = 96, 64, 6, 2
@@ -478,7 +479,7 @@ def main(folder: Path, names: list[str]) -> None:
     for pair in zip_longest(jobs[::2], jobs[1::2]):
         # forks share the state of `random`, by which SGLang would give both the same port
         running = [
-            (name, kind, Forked(partial(work, port=engine.free_port())))
+            (name, kind, Forked(partial(work, port=free_port())))
             for name, kind, work in filter(None, pair)
         ]
         for name, kind, child in running:

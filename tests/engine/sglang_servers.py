@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from sglang_spec_ext.ops.bench.server import free_port
 from testbed import engine
 from testbed.demo.processes import ProcessTree
 
@@ -52,7 +53,7 @@ class Server:
 
         Raises RuntimeError with the end of its log if the server does not become ready.
         """
-        port = engine.free_port()
+        port = free_port()
         url = f"http://127.0.0.1:{port}"
         folder = tempfile.TemporaryDirectory(prefix="spec-ext-test-")
         command = [*program, *engine.command_line(topk, port=port, **flags)[len(LAUNCH_SERVER) :]]

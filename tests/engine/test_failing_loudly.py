@@ -18,6 +18,7 @@ from crossing import THRESHOLD
 from probing import Faults
 from sglang_servers import server_environment
 
+from sglang_spec_ext.ops.bench.server import free_port
 from testbed import engine
 from testbed.demo.processes import session_members
 
@@ -88,7 +89,7 @@ def run_to_its_end(folder: Path, env: dict[str, str], topk: int | None = 1, **fl
     log = folder / "server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            engine.command_line(topk, port=engine.free_port(), **flags),
+            engine.command_line(topk, port=free_port(), **flags),
             env=server_environment(env),
             stdin=subprocess.DEVNULL,
             stdout=output,

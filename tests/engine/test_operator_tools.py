@@ -16,6 +16,7 @@ import yaml
 from crossing import THRESHOLD
 from sglang_servers import LAUNCH_SERVER, server_environment
 
+from sglang_spec_ext.ops.bench.server import free_port
 from testbed import engine
 from testbed.demo.processes import session_members
 
@@ -59,7 +60,7 @@ def stop(session: int) -> None:
 
 
 def test_preflight_wait_and_doctor_agree_on_one_server(tmp_path: Path) -> None:
-    port = engine.free_port()
+    port = free_port()
     arguments = engine.server_args(
         1, host="127.0.0.1", port=port, speculative_disable_batch_threshold=THRESHOLD
     )

@@ -1,6 +1,6 @@
 """A program: boots one engine on a GPU and swings its load across N; the test reads its last line.
 
-    python swinging_load.py '{"engine": {...}, "rounds": 50, "tokens": 300, "burst": 12}'
+    python swinging_load.py PLAN.json  # {"engine": {...}, "rounds": 9, "tokens": 300, "burst": 12}
 
 In each round two long requests run all the time, and twice a burst comes and goes beside them: so
 the running batch rises over N and falls below it twice with requests in flight.
@@ -12,6 +12,7 @@ import asyncio
 import inspect
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -94,7 +95,7 @@ def arguments(wanted: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     import sglang
 
-    plan = json.loads(sys.argv[1])
+    plan = json.loads(Path(sys.argv[1]).read_text())
     engine = sglang.Engine(**arguments(plan["engine"]))
     try:
         load = Load(engine, plan["tokens"], plan["burst"])

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from bench_levels import booted
+from pytest_mock import MockerFixture
 
 from sglang_spec_ext.ops.bench import server as module
 from sglang_spec_ext.ops.bench.server import (
@@ -43,6 +44,12 @@ def start(
     command = [sys.executable, str(FAKE), "--host", "127.0.0.1", "--port", str(port)]
     command += ["--fake-pids", str(pids), *options]
     return pids, lambda: booted(command, os.environ, port, tmp_path / "log", timeout_s)
+
+
+def test_a_port_leaves_room_for_the_one_10000_above_it(mocker: MockerFixture) -> None:
+    probe = mocker.patch.object(module.socket, "socket").return_value.__enter__.return_value
+    probe.getsockname.side_effect = [("127.0.0.1", 60999), ("127.0.0.1", 55536), ("", 55535)]
+    assert free_port() == 55535
 
 
 def pids_in(path: Path) -> list[int]:
