@@ -1,9 +1,9 @@
-"""A program: a plain engine reads texts, and says how good it finds each of their tokens.
+"""A program: a plain engine writes texts, reads them and others, and says how good it finds each.
 
-    python scoring.py PLAN.json  # {"engine": {...}, "texts": [[prompt ids, output ids], ...]}
+    python scoring.py PLAN.json  # as for swinging_load, and "texts": [[prompt ids, output ids]]
 
-Its last line lists, for each output token, by how much its log probability falls short of that of
-the best token in its place.
+Its last line lists, for each output token of its "own" and of the "given" texts, by how much its
+log probability falls short of that of the best token in its place.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from swinging_load import arguments
+from swinging_load import Load, arguments
 
 
 def shortfalls(engine: Any, texts: list[tuple[list[int], list[int]]]) -> list[float]:
@@ -40,7 +40,11 @@ def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
     engine = sglang.Engine(**arguments(plan["engine"]))
     try:
-        print("\nRESULT", json.dumps(shortfalls(engine, plan["texts"])), flush=True)
+        load = Load(engine, plan["tokens"], plan["burst"])
+        answers = [answer for number in range(plan["rounds"]) for answer in load.round(number)]
+        texts = {"own": [(one["prompt"], one["output"]) for one in answers], "given": plan["texts"]}
+        read = {whose: shortfalls(engine, pairs) for whose, pairs in texts.items()}
+        print("\nRESULT", json.dumps(read), flush=True)
     finally:
         engine.shutdown()
 
