@@ -148,12 +148,21 @@ def test_the_dashboard_shows_series_that_are_there_and_leaves_none_out() -> None
 def test_the_panels_of_the_dashboard_are_whole() -> None:
     dashboard = json.loads(DASHBOARD.read_text())
     variables = {each["name"] for each in dashboard["templating"]["list"]}
+    for variable in dashboard["templating"]["list"][1:]:
+        assert variable["query"]["query"] == variable["definition"]
+        assert '{__name__=~"sglang[:_]spec_ext_target_only"' in variable["definition"]
     numbers = [panel["id"] for panel in dashboard["panels"]]
     assert len(set(numbers)) == len(numbers)
     for panel in dashboard["panels"]:
         assert panel["title"]
         assert panel["description"]
         for target in panel["targets"]:
+            # As they are exported, and as prometheus_client tells them to a Prometheus 2.
+            exported, escaped = (
+                re.findall(rf"sglang{mark}(\w+\{{[^}}]*\}})", target["expr"]) for mark in ":_"
+            )
+            assert exported
+            assert exported == escaped
             assert target["expr"].count("(") == target["expr"].count(")")
             assert target["expr"].count("{") == target["expr"].count("}")
             used = set(re.findall(r"\$(\w+)", target["expr"]))
