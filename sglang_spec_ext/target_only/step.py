@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -105,9 +106,11 @@ class Step(ABC):
         result = original(self.worker, batch, *args, **kwargs)
         if not self._resumed and self._warm_draft is not None:
             # this request's first decode may be the resume
-            device = self._req_to_token.device
-            lengths = torch.as_tensor(sglang_api.prefill_lengths(batch), device=device)
-            last = torch.cumsum(lengths, dim=0) - 1
+            ends = accumulate(sglang_api.prefill_lengths(batch))
+            # a copy that blocks would wait for the whole prefill, and the next one with it
+            last = torch.tensor([end - 1 for end in ends]).to(
+                self._req_to_token.device, non_blocking=True
+            )
             self._warm_draft.prefilled(
                 batch.req_pool_indices, result.logits_output.hidden_states[last]
             )

@@ -75,7 +75,7 @@ class TargetOnlyStep(Step):
         hidden = result.logits_output.hidden_states
         tokens = result.next_token_ids
         if self._warm_draft is None:
-            self._draft_extend(batch, start, tokens, hidden, result.next_draft_input)
+            self._draft_extend(batch, 0, tokens, hidden, result.next_draft_input)
         else:
             self._warm_draft.stepped(
                 batch.req_pool_indices, tokens, hidden, start, step.out_cache_loc
@@ -87,14 +87,12 @@ class TargetOnlyStep(Step):
         if self._warm_draft is None:
             return  # SGLang's own extend ran on every step: the draft input is complete
         hidden = self._warm_draft.last_hidden(batch.req_pool_indices)
-        self._draft_extend(
-            batch, batch.seq_lens - 1, batch.spec_info.bonus_tokens, hidden, batch.spec_info
-        )
+        self._draft_extend(batch, 1, batch.spec_info.bonus_tokens, hidden, batch.spec_info)
 
     def _draft_extend(
         self,
         batch: Any,
-        start: torch.Tensor,
+        back: int,
         tokens: torch.Tensor,
         hidden: torch.Tensor | None,
         into: Any,
@@ -102,17 +100,18 @@ class TargetOnlyStep(Step):
         """SGLang's draft extend of one token per request, in the width for which it is built.
 
         Args:
-            start: [batch] int64, position of each token's row.
+            back: how many positions before the end of its request each row is.
             tokens: [batch], the token after that position.
             hidden: [batch, hidden width] at that position, None for a draft that reads none.
             into: draft input that receives top-k and hidden state.
         """
+        start = batch.seq_lens - back
         size, width = start.shape[0], self.worker.speculative_num_draft_tokens
         view = copy.copy(batch)
         view.forward_mode = type(batch.forward_mode).DECODE
         view.seq_lens = start
         if batch.seq_lens_cpu is not None:
-            view.seq_lens_cpu = start.to("cpu")
+            view.seq_lens_cpu = batch.seq_lens_cpu - back
             view.seq_lens_sum = int(view.seq_lens_cpu.sum())
         columns = start[:, None] + torch.arange(width, device=start.device)
         view.out_cache_loc = self._reserved_slots(batch, columns).flatten()
