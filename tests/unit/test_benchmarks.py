@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
@@ -94,28 +95,74 @@ def test_the_figures_of_the_traces() -> None:
         assert f"{with_n / 1000:.3f} ms against {without / 1000:.3f}" in text
 
 
-def first_tokens(name: str, variant: str, concurrency: int) -> list[tuple[int, int]]:
-    """TTFT in ms of each boot: median and 99th percentile."""
-    return [
-        (round(level["ttft_ms_p50"]), round(level["ttft_ms_p99"]))
-        for run in raw(name)["runs"]
-        if run["variant"] == variant
-        for level in run["levels"]
-        if level["concurrency"] == concurrency
-    ]
+def levels_at(concurrency: int, *names: str) -> dict[str, list[dict[str, Any]]]:
+    """By variant, what each boot in these files measured there, where garbage was frozen."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for run in (run for name in names for run in raw(name)["runs"]):
+        if run["server"].get("gc_frozen"):
+            levels = {level["concurrency"]: level for level in run["levels"]}
+            found.setdefault(run["variant"], []).append(levels[concurrency])
+    return found
 
 
-def test_the_figures_of_waves_in_two_parts() -> None:
+TOPK_1 = "h200-sglang-0.5.17-triton-topk1.json"
+
+
+def mean_of(boots: list[dict[str, Any]], figure: str) -> float:
+    return mean(boot[figure] for boot in boots)
+
+
+def test_the_figures_beside_the_table_of_topk_1() -> None:
     text = " ".join((ROOT / "docs" / "benchmarks.md").read_text().split())
-    ours = first_tokens("h200-sglang-0.5.17-triton-topk1.json", "threshold=24", 64)
-    (first, first_late), (second, second_late) = ours
+    ends = []
+    for concurrency in (32, 64, 128):
+        boots = levels_at(concurrency, TOPK_1)
+        ours, off = (mean_of(boots[v], "tok_s") for v in ("threshold=24", "off"))
+        ends.append(f"{ours / off:.3f}")
+    assert "come to {}, {} and {} of `off`".format(*ends) in text
+    ours, on, off = (
+        f"{mean_of(levels_at(64, TOPK_1)[variant], 'ttft_ms_p50'):.0f}"
+        for variant in ("threshold=24", "on", "off")
+    )
+    assert f"{ours} ms in the median with N = 24, {on} with plain speculation, {off} with" in text
+    ours, on = (
+        f"{mean_of(levels_at(4, TOPK_1)[variant], 'accept_len'):.2f}"
+        for variant in ("threshold=24", "on")
+    )
+    assert f"the simulated accept length came to {ours} against {on} of `on`" in text
+
+
+def test_no_wave_in_two_parts_since_garbage_is_frozen() -> None:
+    text = " ".join((ROOT / "docs" / "benchmarks.md").read_text().split())
+    measured = levels_at(64, *(path.name for path in SWEEPS))
+    worst = max(level["ttft_ms_p99"] for levels in measured.values() for level in levels)
+    assert f"TTFT at C = 64 is at most {worst:.0f} ms in the 99th percentile" in text
+
+
+def test_the_figures_of_the_boots() -> None:
+    name = "boot-h200-sglang-0.5.17-triton-topk1.json"
+    text = " ".join((ROOT / "docs" / "benchmarks.md").read_text().split())
+    assert f"results/{name}" in text
+    variants = ("threshold=24", "on", "off")
+    boots = {(run["variant"], run["boot"]): run for run in raw(name)["runs"]}
+    first, second = ([boots[variant, n]["boot_s"] for variant in variants] for n in (1, 2))
     assert (
-        f"a median of {first} and {second} ms and a 99th percentile of {first_late} and "
-        f"{second_late}."
-    ) in text
-    spec_v1 = "h200-sglang-0.5.12.post1-spec-v1-triton-topk1.json"
-    (off,), (on,) = first_tokens(spec_v1, "off", 128), first_tokens(spec_v1, "on", 64)
-    assert (
-        f"TTFT is {off[0]} ms in the median and {off[1]} in the 99th percentile for `off` at "
-        f"C = 128, and {on[0]} and {on[1]} for `on` at C = 64"
-    ) in text
+        "in {:.1f} s, against {:.1f} s with plain speculation and {:.1f} s".format(*second) in text
+    )
+    assert "took {:.1f}, {:.1f} and {:.1f} s".format(*first) in text
+    held = [boots[variant, 2]["capture_gb"] for variant in variants]
+    assert "held {} GB of graphs, against {} and {}".format(*held) in text
+
+
+def test_the_table_of_the_readme() -> None:
+    shown = CliRunner().invoke(bench, ["report", f"{ROOT}/benchmarks/results/{TOPK_1}"]).output
+    lines = shown.splitlines()
+    columns = [[1, 2, 4, 8, 16, 32, 64, 128].index(c) for c in (1, 8, 16, 32, 64, 128)]
+    readme = (ROOT / "README.md").read_text()
+    for variant in ("off", "on", "adaptive", "threshold=24"):
+        (line,) = [line for line in lines[:9] if re.match(rf"{variant}  +", line)]
+        values = re.findall(r"(?:^|  )(\d+)(?: ±|  |$)", line.removeprefix(variant))
+        assert f"| {' | '.join(values[column] for column in columns)} |" in readme
+    (line,) = [line for line in lines if line.startswith("threshold=24 / max(on, off)")]
+    ratios = [float(ratio) for ratio in re.findall(r"\d\.\d+", line)]
+    assert f"| {' | '.join(f'{ratios[column]:.2f}' for column in columns)} |" in readme
