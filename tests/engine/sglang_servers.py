@@ -7,6 +7,7 @@ environment or memory with the tests or with another engine.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import time
@@ -16,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from sglang_spec_ext.compat import bootstrap
 from sglang_spec_ext.ops.bench.server import free_port
 from testbed import engine
 from testbed.demo.processes import ProcessTree
@@ -26,6 +28,10 @@ LAUNCH_SERVER = (sys.executable, "-m", "sglang.launch_server")
 SGLANG_SERVE = (str(Path(sys.executable).with_name("sglang")), "serve")
 IDLE_TIMEOUT_S = 20.0
 LOG_NAME = "server.log"
+CLOSED = {"SGLANG_PLUGINS": "none_of_ours", bootstrap.SWITCH: "0"}
+"""Every way in but the diffs."""
+PATCHED = "SPEC_EXT_TEST_PATCHED"
+"""Folder of a patched SGLang, on which alone all servers are to run: see tests/run-0.5.9."""
 
 
 class Server:
@@ -180,4 +186,11 @@ class Servers:
 
 def server_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """Variables of a process that runs SGLang on the test bed, with `extra` on top."""
-    return engine.process_environment() | dict(extra)
+    environment = engine.process_environment() | dict(extra)
+    patched = os.environ.get(PATCHED)
+    return with_site(Path(patched), environment | CLOSED) if patched else environment
+
+
+def with_site(site: Path, environment: dict[str, str]) -> dict[str, str]:
+    """The same with the packages in ``site`` before all others."""
+    return {**environment, "PYTHONPATH": os.pathsep.join([str(site), environment["PYTHONPATH"]])}

@@ -23,15 +23,13 @@ from crossing import (
     need,
 )
 from probing import Faults, pool_gap, scheduler_state, verifies
-from sglang_servers import Server, server_environment
+from sglang_servers import CLOSED, Server, server_environment, with_site
 
-from sglang_spec_ext.compat import bootstrap, contracts, diffs, workers
+from sglang_spec_ext.compat import contracts, diffs, workers
 from sglang_spec_ext.runtime_state import STATE_KEY
 from testbed import engine, prompts
 
 ROOT = Path(__file__).resolve().parents[2]
-CLOSED = {"SGLANG_PLUGINS": "none_of_ours", bootstrap.SWITCH: "0"}
-"""Every way in but the diffs."""
 LEFT_OUT = "scheduler"
 LONG = 450
 SHORT = 30
@@ -64,10 +62,6 @@ def partly(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = tool("apply_patches.py", *taken, env=dict(os.environ))
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
-
-
-def with_site(site: Path, environment: dict[str, str]) -> dict[str, str]:
-    return {**environment, "PYTHONPATH": os.pathsep.join([str(site), environment["PYTHONPATH"]])}
 
 
 @pytest.fixture(scope="module")

@@ -197,7 +197,7 @@ def _difference_to_own_extend(step: Any, batch: Any, result: Any) -> float:
     return _difference(
         step,
         slots,
-        lambda: step._draft_extend(batch, batch.seq_lens, result.next_token_ids, hidden, scratch),
+        lambda: step._draft_extend(batch, 0, result.next_token_ids, hidden, scratch),
     )
 
 
