@@ -1,17 +1,25 @@
-"""Fixtures of the tests of `plugin` and `wiring`."""
+"""Fixtures of the tests of `plugin` and `wiring`, and an HTTP server."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import sys
+from collections.abc import Iterator
 
 import pytest
+from http_answers import Serve, serving
 from wiring_stand_ins import Bindings, FakeAPI
 
 from sglang_spec_ext import args, plugin
 from sglang_spec_ext.compat import contracts, hooks, workers
 from sglang_spec_ext.wiring import scheduler
 from sglang_spec_ext.wiring.asked import asked
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    with serving() as start:
+        yield start
 
 
 @pytest.fixture

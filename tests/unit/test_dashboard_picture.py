@@ -8,15 +8,15 @@ from __future__ import annotations
 import importlib
 import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from http_answers import Serve
 
 pytest.importorskip("matplotlib")
 
@@ -56,24 +56,13 @@ class Prometheus:
         self.values = {"model_name": ["tiny"], "instance": ["127.0.0.1:30000"]}
         self.answer: Callable[[str], Answer | None] = lambda query: None
         self.asked: list[dict[str, str]] = []
-        fake = self
+        self.url = ""
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
-                status, body = fake.reply(path, {name: each[0] for name, each in query.items()})
-                data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
-                with suppress(ConnectionError):  # who had to wait may have gone
-                    self.send_response(status)
-                    self.send_header("Content-Length", str(len(data)))
-                    self.end_headers()
-                    self.wfile.write(data)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
+    def handle(self, request: BaseHTTPRequestHandler) -> Answer:
+        asked = urlsplit(request.path)
+        each = {name: values[0] for name, values in parse_qs(asked.query).items()}
+        status, body = self.reply(asked.path, each)
+        return status, body.encode() if isinstance(body, str) else body
 
     def reply(self, path: str, parameters: dict[str, str]) -> Answer:
         self.asked.append(parameters)
@@ -91,14 +80,10 @@ class Prometheus:
 
 
 @pytest.fixture
-def prometheus() -> Iterator[Prometheus]:
+def prometheus(serve: Serve) -> Prometheus:
     fake = Prometheus()
-    thread = threading.Thread(target=fake.server.serve_forever, args=(0.01,))
-    thread.start()
-    yield fake
-    fake.server.shutdown()
-    thread.join()
-    fake.server.server_close()
+    fake.url = serve(fake.handle)
+    return fake
 
 
 @pytest.fixture

@@ -6,15 +6,14 @@ import base64
 import hashlib
 import io
 import json
-import threading
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from http_answers import Answer, Serve
 from rich.console import Console
 
 from sglang_spec_ext import __version__
@@ -501,37 +500,6 @@ def test_a_copy_that_hides_the_installed_one_is_named(
 
 # ---------------------------------------------------------------------------- a running server
 
-Answer = Callable[[BaseHTTPRequestHandler], tuple[int, Any]]
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[[Answer], str]]:
-    """Start an HTTP server with this answer to everything; its URL."""
-    started: list[ThreadingHTTPServer] = []
-
-    def start(answer: Answer) -> str:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                status, body = answer(self)
-                data = body if isinstance(body, bytes) else json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        started.append(http)
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{http.server_port}"
-
-    yield start
-    for http in started:
-        http.shutdown()
-        http.server_close()
-
 
 @pytest.fixture
 def clean_box(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -549,7 +517,7 @@ def info(**fields: Any) -> Answer:
 
 
 @pytest.mark.usefixtures("clean_box")
-def test_exit_codes(serve: Callable[[Answer], str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_codes(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run().exit_code == 0
     assert run("--url", serve(info())).exit_code == 0
     assert run("--url", serve(info(cap=24))).exit_code == 1
@@ -561,7 +529,7 @@ def test_exit_codes(serve: Callable[[Answer], str], monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("clean_box")
-def test_json_has_the_same(serve: Callable[[Answer], str]) -> None:
+def test_json_has_the_same(serve: Serve) -> None:
     url = serve(info(cap=24))
     result = run("--url", url, "--json")
     found = json.loads(result.stdout)
@@ -583,7 +551,7 @@ def test_json_has_the_same(serve: Callable[[Answer], str]) -> None:
     ],
 )
 def test_a_server_that_cannot_be_asked_is_an_error_with_the_rest_of_the_page(
-    serve: Callable[[Answer], str], answer: Answer, words: str
+    serve: Serve, answer: Answer, words: str
 ) -> None:
     result = run("--url", serve(answer))
     assert result.exit_code == 2
@@ -592,14 +560,14 @@ def test_a_server_that_cannot_be_asked_is_an_error_with_the_rest_of_the_page(
 
 
 @pytest.mark.usefixtures("clean_box")
-def test_a_server_that_is_not_there(serve: Callable[[Answer], str]) -> None:
+def test_a_server_that_is_not_there(serve: Serve) -> None:
     result = run("--url", "http://127.0.0.1:9")
     assert result.exit_code == 2
     assert "nothing answers at http://127.0.0.1:9: is the server up?" in result.stdout
 
 
 @pytest.mark.usefixtures("clean_box")
-def test_the_key_is_sent_and_not_shown(serve: Callable[[Answer], str]) -> None:
+def test_the_key_is_sent_and_not_shown(serve: Serve) -> None:
     seen: list[str | None] = []
 
     def answer(handler: BaseHTTPRequestHandler) -> tuple[int, Any]:
@@ -611,7 +579,7 @@ def test_the_key_is_sent_and_not_shown(serve: Callable[[Answer], str]) -> None:
     assert "abcdef" not in result.stdout
 
 
-def test_odd_states_are_left_out(serve: Callable[[Answer], str]) -> None:
+def test_odd_states_are_left_out(serve: Serve) -> None:
     found = server.ask(
         serve(lambda handler: (200, {"version": "0.5.9", "internal_states": [None, {}]})), ""
     )
