@@ -81,7 +81,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Launch:
-    """How the servers of a sweep are started. ``together`` of them boot at once."""
+    """How the servers of a sweep are started. ``together`` of them are up at once."""
 
     base: Sequence[str]
     environ: Mapping[str, str]
@@ -91,10 +91,11 @@ class Launch:
 
 
 def sweep_variants(session: Session, variants: Sequence[Variant], launch: Launch) -> None:
-    """Boots and measures what the plan still lacks, one server at a time.
+    """Boots and measures what the plan still lacks, one server under load at a time.
 
     Every variant is booted once before any is booted again, so that a slow drift of the machine
     shows as spread instead of favouring one of them, and an interrupted sweep is complete sooner.
+    Servers that are up at once take turns level by level, for the same reason.
     """
     results = session.results
     for boot in range(1, results.plan.boots + 1):
@@ -117,8 +118,10 @@ def sweep_running(session: Session, label: str, url: str, log: Path | None) -> N
     run = Run(label, 1, command=None, started=now(), environment=describe_server(url, info))
     run.server = _facts(info)
     session.results.runs.append(run)
+    target = _Target(session, run, url, ServerLog(log) if log else None, None, info)
     try:
-        _measure_levels(session, run, missing, url, ServerLog(log) if log else None, None, info)
+        for concurrency in missing:
+            target.measure(concurrency)
     except KeyboardInterrupt:
         run.failure = "interrupted"
         raise
@@ -143,7 +146,7 @@ def infer_label(info: Mapping[str, Any], log: Path | None) -> str | None:
 def _boot_and_measure(
     session: Session, variants: Sequence[Variant], boot: int, launch: Launch
 ) -> None:
-    """Boots the servers together, then measures one after another while the others idle."""
+    """Boots the servers together, then puts one after another under load while the others idle."""
     report, begun = session.reporter, []
     try:
         with ExitStack() as stack:
@@ -159,6 +162,7 @@ def _boot_and_measure(
             failures = await_boots(
                 [server for *_, server in servers], launch.boot_timeout_s, report.still_waiting
             )
+            targets = []
             for place, (variant, run, server) in enumerate(servers):
                 if place in failures:
                     _did_not_boot(session, run, failures[place])
@@ -172,9 +176,9 @@ def _boot_and_measure(
                 report.say(f"{_name(session, run)}: up after {server.boot_s:.1f} s{capture}")
                 for note in run.notes:
                     report.say(f"{_name(session, run)}: NOTE {note}")
-                missing = session.results.missing_levels(variant.label, boot)
-                _measure_levels(session, run, missing, server.url, server.log, server, info)
-                server.stop()
+                targets.append(_Target(session, run, server.url, server.log, server, info))
+            for target, concurrency in _in_turns(session.results, targets):
+                target.measure(concurrency)
     except KeyboardInterrupt:
         for run in begun:
             if session.results.missing_levels(run.variant, boot):
@@ -250,34 +254,62 @@ def boot_notes(variant: Variant, info: Mapping[str, Any], boot_log: BootLog) -> 
     return notes
 
 
-def _measure_levels(
-    session: Session,
-    run: Run,
-    concurrencies: Sequence[int],
-    url: str,
-    log: ServerLog | None,
-    server: Server | None,
-    info: dict[str, Any],
-) -> None:
-    prompts = session.prompts_for(info)
-    cap = _admission_cap(info)
-    for concurrency in concurrencies:
+class _Target:
+    """A server that is up, and the record of what is measured on it.
+
+    Args:
+        log: None for a running server whose log is not at hand.
+        server: None for a server that somebody else runs.
+        info: its /server_info.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        run: Run,
+        url: str,
+        log: ServerLog | None,
+        server: Server | None,
+        info: dict[str, Any],
+    ) -> None:
+        self.run = run
+        self._session, self._url, self._log, self._server = session, url, log, server
+        self._prompts, self._cap = session.prompts_for(info), _admission_cap(info)
+
+    def measure(self, concurrency: int) -> None:
+        """Measure one level and save it; nothing if the server has died."""
+        session, run = self._session, self.run
+        if run.failure:
+            return
         try:
-            level = _measure_level(session, run.variant, prompts, concurrency, url, log)
+            level = _measure_level(
+                session, run.variant, self._prompts, concurrency, self._url, self._log
+            )
         except LoadError as error:
             run.failed_levels[str(concurrency)] = str(error)
             session.reporter.say(f"{run.variant}, C={concurrency}: FAILED, {error}")
-            if server is not None and (death := server.death()):
+            if self._server is not None and (death := self._server.death()):
                 run.failure = death
                 session.reporter.say(f"{run.variant}: the server died: {death}")
                 return
         else:
-            run.levels.append(replace(level, admission_cap=cap))
+            run.levels.append(replace(level, admission_cap=self._cap))
             session.reporter.say(f"{run.variant}, {describe_level(run.levels[-1])}")
         finally:
             run.finished = now()
             session.save()
         session.reporter.level_done()
+
+
+def _in_turns(results: Results, targets: Sequence[_Target]) -> Iterator[tuple[_Target, int]]:
+    """What to measure in which order: a level on each server that lacks it, then the next level,
+    with another server first."""
+    missing = [results.missing_levels(target.run.variant, target.run.boot) for target in targets]
+    for turn, concurrency in enumerate(results.plan.concurrency):
+        for place in range(turn, turn + len(targets)):
+            place %= len(targets)
+            if concurrency in missing[place]:
+                yield targets[place], concurrency
 
 
 def _measure_level(
