@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
@@ -63,12 +64,28 @@ def test_the_tables_of_the_sweeps(path: Path) -> None:
     assert f"results/{path.name}" in text
 
 
+def benchmarks_text() -> str:
+    return " ".join((ROOT / "docs" / "benchmarks.md").read_text().split())
+
+
+TRACES = "trace-h200-sglang-0.5.17-triton-topk1.json"
+
+
 def test_the_figures_of_the_traces() -> None:
     """Of what one decode step spends above the threshold, next to one without speculation."""
-    name = "trace-h200-sglang-0.5.17-triton-topk1.json"
-    traces = raw(name)
-    text = " ".join((ROOT / "docs" / "benchmarks.md").read_text().split())
-    assert f"results/{name}" in text
+    traces, text = raw(TRACES), benchmarks_text()
+    assert f"results/{TRACES}" in text
+    steps = {name: mean(trace["step_us"]) for name, trace in traces.items() if "-" in name}
+    in_text, speeds = [], []
+    for concurrency, form in (
+        (32, "{:.3f} ms against {:.3f} of `off` at C = 32"),
+        (64, "{:.3f} against {:.3f} at 64"),
+        (128, "{:.3f} against {:.3f} at 128"),
+    ):
+        ours, off = steps[f"threshold-{concurrency}"], steps[f"off-{concurrency}"]
+        in_text.append(form.format(ours / 1000, off / 1000))
+        speeds.append(f"{off / ours:.3f}")
+    assert f"{', '.join(in_text)}, which is {{}}, {{}} and {{}} of its".format(*speeds) in text
 
     ours, off = traces["threshold-128"], traces["off-128"]
     usual = median(ours["launches"])
@@ -83,16 +100,19 @@ def test_the_figures_of_the_traces() -> None:
     kernels = traces["kernels"]
     states = [
         next(cost for name, cost in kernels.items() if name.startswith(start))
-        for start in ("vectorized_elementwise_kernel<8, CUDAFunctor_add", "CatArrayBatchedCopy")
+        for start in (
+            "vectorized_elementwise_kernel<8, CUDAFunctor_add",
+            "CatArrayBatchedCopy_vectorized",
+        )
     ]
     assert not any("off-128" in cost for cost in states)
     hidden = sum(cost["threshold-128"][1] for cost in states)
     assert f"{hidden:.0f} µs for the three hidden states" in text
-    assert f"of a step of {mean(ours['step_us']) / 1000:.1f} ms" in text
 
-    for figure in ("step_us", "busy_us"):
-        with_n, without = (mean(traces[name][figure]) for name in ("threshold-32", "off-32"))
-        assert f"{with_n / 1000:.3f} ms against {without / 1000:.3f}" in text
+    rests = [
+        f"{steps[name] - mean(traces[name]['busy_us']):.0f} µs" for name in ("spec-v1-32", "off-32")
+    ]
+    assert "rests for {} of a step at C = 32, in that of `off` for {}:".format(*rests) in text
 
 
 def levels_at(concurrency: int, *names: str) -> dict[str, list[dict[str, Any]]]:
@@ -105,41 +125,131 @@ def levels_at(concurrency: int, *names: str) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-TOPK_1 = "h200-sglang-0.5.17-triton-topk1.json"
-
-
 def mean_of(boots: list[dict[str, Any]], figure: str) -> float:
     return mean(boot[figure] for boot in boots)
 
 
-def test_the_figures_beside_the_table_of_topk_1() -> None:
-    text = " ".join((ROOT / "docs" / "benchmarks.md").read_text().split())
+def verifies(boots: list[dict[str, Any]]) -> float:
+    """Per second, and concurrency."""
+    return mean(boot["server_tok_s"] / boot["accept_len"] for boot in boots)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    name: str
+    threshold: int
+
+    def ratios(self) -> dict[str, dict[int, float]]:
+        """By aim, then by concurrency."""
+        found: dict[str, dict[int, float]] = {"above N": {}, "all levels": {}, "up to N": {}}
+        for concurrency in raw(self.name)["plan"]["concurrency"]:
+            boots = levels_at(concurrency, self.name)
+            ours, on, off = (boots[v] for v in (f"threshold={self.threshold}", "on", "off"))
+            decode = [mean_of(variant, "server_tok_s") for variant in (ours, on, off)]
+            found["all levels"][concurrency] = decode[0] / max(decode[1:])
+            if concurrency > self.threshold:
+                found["above N"][concurrency] = decode[0] / decode[2]
+            else:
+                found["up to N"][concurrency] = verifies(ours) / verifies(on)
+        return found
+
+
+TOPK_1 = "h200-sglang-0.5.17-triton-topk1.json"
+TRITON_1 = Sweep(TOPK_1, 24)
+TRITON_4 = Sweep("h200-sglang-0.5.17-triton-topk4.json", 20)
+FA3_1 = Sweep("h200-sglang-0.5.17-fa3-topk1.json", 128)
+FA3_4 = Sweep("h200-sglang-0.5.17-fa3-topk4.json", 20)
+AIMED_AT = (TRITON_1, TRITON_4, FA3_1, FA3_4)
+
+
+def test_the_table_of_the_aims() -> None:
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
+    for aim in ("above N", "all levels", "up to N"):
+        cells = []
+        for sweep in AIMED_AT:
+            ratios = sweep.ratios()[aim]
+            if not ratios:
+                cells.append("none above N")
+                continue
+            worst = min(ratios, key=lambda concurrency: ratios[concurrency])
+            cells.append(f"{ratios[worst]:.3f} at {worst}")
+        (row,) = re.findall(rf"^\| {aim}: .*", text, re.MULTILINE)
+        assert row.endswith(f"| {' | '.join(cells)} |")
+
+
+def test_the_limit_that_the_readme_names() -> None:
+    above = [ratio for sweep in AIMED_AT for ratio in sweep.ratios()["above N"].values()]
+    readme = (ROOT / "README.md").read_text()
+    assert f"Above N decoding reaches {min(above):.3f}-{max(above):.3f} of a server" in readme
+
+
+def test_how_far_steps_up_to_n_differ() -> None:
+    text = benchmarks_text()
+    triton = [r for sweep in (TRITON_1, TRITON_4) for r in sweep.ratios()["up to N"].values()]
+    assert f"differ by up to {100 * max(abs(1 - r) for r in triton):.1f} % to either" in text
+    in_turns = FA3_1.ratios()["up to N"].values()
+    assert f"it came to {min(in_turns):.3f}-{max(in_turns):.3f} with topk 1" in text
+    boots = [4000 / verifies([boot]) for boot in levels_at(4, FA3_4.name)["on"]]
+    assert f"take from {min(boots):.2f} to {max(boots):.2f} ms at C = 4 with topk 4" in text
+
+
+def test_how_far_boots_differ_above_n() -> None:
+    spreads = []
+    for sweep in (TRITON_1, TRITON_4, FA3_4):
+        for concurrency in (32, 64, 128):
+            boots = levels_at(concurrency, sweep.name)
+            for variant in (f"threshold={sweep.threshold}", "off"):
+                speeds = [boot["server_tok_s"] for boot in boots[variant]]
+                spreads.append((max(speeds) - min(speeds)) / 2 / mean(speeds))
+    assert f"half the spread of two boots is up to {100 * max(spreads):.1f} % above N" in (
+        benchmarks_text()
+    )
+
+
+@pytest.mark.parametrize("sweep", [TRITON_1, TRITON_4, FA3_4], ids=lambda sweep: sweep.name)
+def test_the_figures_end_to_end(sweep: Sweep) -> None:
     ends = []
     for concurrency in (32, 64, 128):
-        boots = levels_at(concurrency, TOPK_1)
-        ours, off = (mean_of(boots[v], "tok_s") for v in ("threshold=24", "off"))
+        boots = levels_at(concurrency, sweep.name)
+        ours, off = (mean_of(boots[v], "tok_s") for v in (f"threshold={sweep.threshold}", "off"))
         ends.append(f"{ours / off:.3f}")
-    assert "come to {}, {} and {} of `off`".format(*ends) in text
+    assert "levels above N come to {}, {} and {} of `off`".format(*ends) in benchmarks_text()
+
+
+@pytest.mark.parametrize("sweep", [TRITON_1, TRITON_4], ids=lambda sweep: sweep.name)
+def test_the_times_to_the_first_token(sweep: Sweep) -> None:
     ours, on, off = (
-        f"{mean_of(levels_at(64, TOPK_1)[variant], 'ttft_ms_p50'):.0f}"
-        for variant in ("threshold=24", "on", "off")
+        f"{mean_of(levels_at(64, sweep.name)[variant], 'ttft_ms_p50'):.0f}"
+        for variant in (f"threshold={sweep.threshold}", "on", "off")
     )
-    assert f"{ours} ms in the median with N = 24, {on} with plain speculation, {off} with" in text
+    assert (
+        f"{ours} ms in the median with N = {sweep.threshold}, {on} with plain speculation, "
+        f"{off} without" in benchmarks_text()
+    )
 
 
-@pytest.mark.parametrize(
-    ("name", "ours"), [(TOPK_1, "threshold=24"), (TOPK_1.replace("topk1", "topk4"), "threshold=20")]
-)
-def test_the_accept_lengths_of_the_worst_levels(name: str, ours: str) -> None:
-    text = " ".join((ROOT / "docs" / "benchmarks.md").read_text().split())
+def test_the_accept_length_of_the_worst_level() -> None:
     came_to = [
-        f"{mean_of(levels_at(4, name)[variant], 'accept_len'):.2f}" for variant in (ours, "on")
+        f"{mean_of(levels_at(4, TOPK_1)[variant], 'accept_len'):.2f}"
+        for variant in ("threshold=24", "on")
     ]
-    assert "the simulated accept length came to {} against {} of `on`".format(*came_to) in text
+    assert "the simulated accept length came to {} against {} of `on`".format(*came_to) in (
+        benchmarks_text()
+    )
+
+
+def test_the_worst_levels_of_the_adaptive_mode() -> None:
+    adaptive = {}
+    for name in (TOPK_1, f"adaptive-{FA3_1.name}"):
+        shown = CliRunner().invoke(bench, ["report", f"{ROOT}/benchmarks/results/{name}"]).output
+        (adaptive[name],) = re.findall(r"adaptive: at worst (\d\.\d+) of the better", shown)
+    text = benchmarks_text()
+    assert f"comes to {adaptive[TOPK_1]} at its worst level with triton and topk 1" in text
+    assert f"and to {adaptive[f'adaptive-{FA3_1.name}']} with FA3 in an older run" in text
 
 
 def test_no_wave_in_two_parts_since_garbage_is_frozen() -> None:
-    text = " ".join((ROOT / "docs" / "benchmarks.md").read_text().split())
+    text = benchmarks_text()
     measured = levels_at(64, *(path.name for path in SWEEPS))
     worst = max(level["ttft_ms_p99"] for levels in measured.values() for level in levels)
     assert f"TTFT at C = 64 is at most {worst:.0f} ms in the 99th percentile" in text
@@ -147,7 +257,7 @@ def test_no_wave_in_two_parts_since_garbage_is_frozen() -> None:
 
 def test_the_figures_of_the_boots() -> None:
     name = "boot-h200-sglang-0.5.17-triton-topk1.json"
-    text = " ".join((ROOT / "docs" / "benchmarks.md").read_text().split())
+    text = benchmarks_text()
     assert f"results/{name}" in text
     variants = ("threshold=24", "on", "off")
     boots = {(run["variant"], run["boot"]): run for run in raw(name)["runs"]}

@@ -127,8 +127,9 @@ def _concurrency(ctx: click.Context, parameter: click.Parameter, value: str) -> 
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Variants that boot at once, to save time; one is measured at a time, the others idle. "
-    "All of them must fit into the GPU's memory: limit theirs, e.g. by --max-total-tokens.",
+    help="Variants that boot at once, to save time; they take turns level by level, one under load "
+    "while the others idle. All of them must fit into the GPU's memory: limit theirs, e.g. by "
+    "--max-total-tokens.",
 )
 @click.option(
     "--concurrency",
