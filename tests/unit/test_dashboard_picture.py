@@ -5,13 +5,11 @@ It answers each query by the series that the query names, with three values that
 
 from __future__ import annotations
 
-import importlib
 import json
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -20,6 +18,7 @@ from http_answers import Serve
 
 pytest.importorskip("matplotlib")
 
+from benchmarks.dashboard_picture.__main__ import main
 from sglang_spec_ext.ops.bench.server import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -87,12 +86,6 @@ def prometheus(serve: Serve) -> Prometheus:
 
 
 @pytest.fixture
-def picture(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("dashboard_picture")
-
-
-@pytest.fixture
 def texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Everything written into the picture, once there is one."""
     from matplotlib.figure import Figure
@@ -109,11 +102,10 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def run(picture: ModuleType, url: str, out: Path, **more: str) -> int:
+def run(url: str, out: Path, **more: str) -> int:
     options = {**EVERY, **{f"--{name}": value for name, value in more.items()}}
     flat = [word for pair in options.items() for word in pair]
-    status: int = picture.main(["--prometheus", url, "--out", str(out), *flat])
-    return status
+    return main(["--prometheus", url, "--out", str(out), *flat])
 
 
 def the_error(capsys: pytest.CaptureFixture[str]) -> str:
@@ -138,14 +130,13 @@ def lines(**overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_panel_is_drawn_where_the_dashboard_has_it(
-    picture: ModuleType,
     prometheus: Prometheus,
     texts: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "a.png"
-    assert run(picture, prometheus.url, out) == 0
+    assert run(prometheus.url, out) == 0
     png = out.read_bytes()
     assert png.startswith(b"\x89PNG")
     assert int.from_bytes(png[16:20], "big") == 1200
@@ -170,21 +161,9 @@ def test_every_panel_is_drawn_where_the_dashboard_has_it(
     assert {tuple(map(float, pair)) for pair in times} == {(START, END)}
 
 
-def test_panels_are_at_their_place(picture: ModuleType) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 10), dpi=100)
-    panel = {"title": "t", "gridPos": {"x": 12, "y": 4, "w": 12, "h": 8}}
-    frame = picture.Frame(figure, panel, picture.Span(START, END, 1))
-    assert frame.at(0, 0) == pytest.approx((604 / 1200, 1 - (62 + 4 * 34 + 4) / 1000))
-    assert (frame.wide, frame.high) == (592, 264)
-
-
-def test_all_values_of_a_variable_are_asked_for(
-    picture: ModuleType, prometheus: Prometheus, tmp_path: Path
-) -> None:
+def test_all_values_of_a_variable_are_asked_for(prometheus: Prometheus, tmp_path: Path) -> None:
     prometheus.values["instance"] = ["b:1", "a.c:1"]
-    assert run(picture, prometheus.url, tmp_path / "a.png") == 0
+    assert run(prometheus.url, tmp_path / "a.png") == 0
     assert all('instance=~"(a\\\\.c:1|b:1)"' in query for query in prometheus.queries())
     selectors = [each["match[]"] for each in prometheus.asked if "match[]" in each]
     assert 'model_name=~"tiny"' in selectors[1]
@@ -192,7 +171,6 @@ def test_all_values_of_a_variable_are_asked_for(
 
 @pytest.mark.parametrize("result", [[], [{"metric": {}, "values": [[START, "NaN"]]}]])
 def test_a_panel_without_data_is_named(
-    picture: ModuleType,
     prometheus: Prometheus,
     texts: list[str],
     tmp_path: Path,
@@ -202,7 +180,7 @@ def test_a_panel_without_data_is_named(
     empty = 200, {"status": "success", "data": {"result": result}}
     prometheus.answer = lambda query: empty if "switch_batch_size_sum" in query else None
     out = tmp_path / "a.png"
-    assert run(picture, prometheus.url, out) == 1
+    assert run(prometheus.url, out) == 1
     assert the_error(capsys) == "error: no data in 'Mean batch at resume'"
     assert out.exists()
     assert texts.count("no data") == 1
@@ -210,7 +188,6 @@ def test_a_panel_without_data_is_named(
 
 
 def test_a_query_that_prometheus_refuses(
-    picture: ModuleType,
     prometheus: Prometheus,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -219,7 +196,7 @@ def test_a_query_that_prometheus_refuses(
     refusal = 400, {"status": "error", "errorType": "bad_data", "error": reason}
     prometheus.answer = lambda query: refusal if "accept_length" in query else None
     out = tmp_path / "a.png"
-    assert run(picture, prometheus.url, out) == 2
+    assert run(prometheus.url, out) == 2
     assert the_error(capsys) == (
         "error: panel 'Accept length': Prometheus refuses the query: "
         "1:5: parse error: unclosed left parenthesis"
@@ -227,16 +204,13 @@ def test_a_query_that_prometheus_refuses(
     assert not out.exists()
 
 
-def test_no_prometheus_answers(
-    picture: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_prometheus_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    assert run(picture, url, tmp_path / "a.png") == 2
+    assert run(url, tmp_path / "a.png") == 2
     assert the_error(capsys) == f"error: no Prometheus answers at {url}"
 
 
 def test_a_prometheus_that_falls_silent(
-    picture: ModuleType,
     prometheus: Prometheus,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -249,9 +223,9 @@ def test_a_prometheus_that_falls_silent(
         return 503, ""
 
     prometheus.answer = silent
-    monkeypatch.setattr(picture, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr("benchmarks.dashboard_picture.prometheus.TIMEOUT_S", 0.2)
     try:
-        assert run(picture, prometheus.url, tmp_path / "a.png") == 2
+        assert run(prometheus.url, tmp_path / "a.png") == 2
     finally:
         ended.set()
     assert "did not answer within" in the_error(capsys)
@@ -259,25 +233,23 @@ def test_a_prometheus_that_falls_silent(
 
 @pytest.mark.parametrize("body", ["<html>", ["success"], {"status": "error"}])
 def test_another_server_is_not_taken_for_prometheus(
-    picture: ModuleType,
     prometheus: Prometheus,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     body: Any,
 ) -> None:
     prometheus.answer = lambda query: (404, body)
-    assert run(picture, prometheus.url, tmp_path / "a.png") == 2
+    assert run(prometheus.url, tmp_path / "a.png") == 2
     assert f"{prometheus.url} is no Prometheus: it answers" in the_error(capsys)
 
 
 def test_a_variable_without_values_tells_what_is_not_scraped(
-    picture: ModuleType,
     prometheus: Prometheus,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     prometheus.values["model_name"] = []
-    assert run(picture, prometheus.url, tmp_path / "a.png") == 2
+    assert run(prometheus.url, tmp_path / "a.png") == 2
     error = the_error(capsys)
     assert error.startswith("error: variable model_name: label_values(")
     assert "--enable-metrics" in error
@@ -293,7 +265,6 @@ def test_a_variable_without_values_tells_what_is_not_scraped(
     ],
 )
 def test_a_file_that_is_no_dashboard(
-    picture: ModuleType,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     text: str | None,
@@ -302,7 +273,7 @@ def test_a_file_that_is_no_dashboard(
     path = tmp_path / "dashboard.json"
     if text is not None:
         path.write_text(text)
-    assert run(picture, "http://127.0.0.1:9", tmp_path / "a.png", dashboard=str(path)) == 2
+    assert run("http://127.0.0.1:9", tmp_path / "a.png", dashboard=str(path)) == 2
     error = the_error(capsys)
     assert str(path) in error
     assert says in error
@@ -326,7 +297,6 @@ def test_a_file_that_is_no_dashboard(
     ],
 )
 def test_what_it_cannot_draw_is_refused(
-    picture: ModuleType,
     prometheus: Prometheus,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -334,59 +304,14 @@ def test_what_it_cannot_draw_is_refused(
     says: str,
 ) -> None:
     path, out = dashboard_with(tmp_path / "dashboard.json", **changes), tmp_path / "a.png"
-    assert run(picture, prometheus.url, out, dashboard=path) == 2
+    assert run(prometheus.url, out, dashboard=path) == 2
     assert says in the_error(capsys)
     assert not out.exists()
 
 
 @pytest.mark.parametrize("more", [{"end": str(START)}, {"scrape-interval": "0"}])
 def test_no_time_is_refused(
-    picture: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: dict[str, str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: dict[str, str]
 ) -> None:
-    assert run(picture, "http://127.0.0.1:9", tmp_path / "a.png", **more) == 2
+    assert run("http://127.0.0.1:9", tmp_path / "a.png", **more) == 2
     assert "--end must be after --start" in the_error(capsys)
-
-
-def test_no_line_goes_over_steps_without_a_value(picture: ModuleType) -> None:
-    times, values = picture.with_gaps([0, 2, 8, 10], [1, 2, 3, 4], 2)
-    assert times == [0, 2, 8, 8, 10]
-    assert [str(value) for value in values] == ["1", "2", "nan", "3", "4"]
-
-
-def test_stretches_of_one_state(picture: ModuleType) -> None:
-    series = picture.Series("a", {}, [0, 2, 4, 10, 12], [0, 0, 1, 1, 1])
-    assert picture.states(series, 2, 13) == [(0, 4, 0), (4, 6, 1), (10, 13, 1)]
-
-
-def test_rows_of_a_heatmap_hold_what_is_between_their_bounds(
-    picture: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    cells: list[tuple[float, ...]] = []
-    monkeypatch.setattr(Axes, "barh", lambda axes, *place, **look: cells.append(place))
-    span = picture.Span(0, 8, 1)
-    buckets = {"+Inf": [3, 3], "8.0": [3, 2], "16.0": [3, 3], "4.0": [1, 0]}
-    series = [picture.Series(le, {"le": le}, [4, 8], counts) for le, counts in buckets.items()]
-    panel = next(panel for panel in DASHBOARD["panels"] if panel["type"] == "heatmap")
-    frame = picture.Frame(Figure(figsize=(12, 10)), panel, span)
-    picture.draw_heatmap(frame, picture.Drawn(panel, series, 4))
-    # row, width, height, start: one at most 4 and two up to 8, then two up to 8 and one up to 16
-    assert cells == [(0, 4, 1.0, 0), (1, 4, 1.0, 0), (1, 4, 1.0, 4), (2, 4, 1.0, 4)]
-
-
-@pytest.mark.parametrize(
-    ("value", "short", "percent"),
-    [(0.4742, "0.474", "47.4%"), (12, "12", "1200.0%"), (1234, "1.23 K", "123400.0%")],
-)
-def test_units(picture: ModuleType, value: float, short: str, percent: str) -> None:
-    assert picture.short(value) == short
-    assert picture.percent(value) == percent
-    assert picture.short(6.0702, 0) == "6"
-
-
-def test_a_time_without_a_zone_is_utc(picture: ModuleType) -> None:
-    assert picture.moment("2027-01-15T08:00:00") == START
-    assert picture.moment("2027-01-15T09:00:00+01:00") == START
-    assert picture.moment(str(START)) == START

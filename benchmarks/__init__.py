@@ -1,0 +1,1 @@
+"""What measures and draws the figures of README and docs; no part of the installed package."""
