@@ -1,0 +1,97 @@
+"""What `benchmarks/switch_cost.py` makes of the chunks of a request."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TARGET_MS, VERIFY_MS, EACH = 5.0, 9.0, 40
+
+
+@pytest.fixture
+def switch_cost(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("switch_cost")
+
+
+Chunks = list[tuple[float, int]]
+
+
+def request(switches: int, extra_ms: dict[bool, float], slower_ms: float = 0.0) -> Chunks:
+    """Chunks of a request whose server switches every EACH steps, from target-only on.
+
+    Args:
+        extra_ms: what the first step costs besides, by whether it speculates.
+        slower_ms: how much slower each step is than the one before.
+    """
+
+    def chunks() -> Iterator[tuple[float, int]]:
+        now, tokens = 100.0, 1
+        yield now, tokens
+        for number in range((switches + 1) * EACH):
+            part, place = divmod(number, EACH)
+            speculates = part % 2 == 1
+            step_ms = (VERIFY_MS if speculates else TARGET_MS) + number * slower_ms
+            now += (step_ms + (extra_ms[speculates] if part and not place else 0.0)) / 1e3
+            tokens += 4 if speculates else 1
+            yield now, tokens
+
+    return list(chunks())
+
+
+def middles(chunks: Chunks, switches: int) -> list[float]:
+    """Half a part after each switch, when N is set to what it is."""
+    return [chunks[EACH * part + EACH // 2][0] for part in range(1, switches + 1)]
+
+
+def test_the_cost_of_each_direction(switch_cost: ModuleType) -> None:
+    chunks = request(6, {False: 1.5, True: 3.0})
+    steps = switch_cost.steps_of(chunks)
+    result = switch_cost.costs_of(steps, [0.0] * 6, middles(chunks, 6))
+    assert result["costs_ms"]["to speculating"] == pytest.approx([3.0] * 3)
+    assert result["costs_ms"]["to target-only"] == pytest.approx([1.5] * 3)
+    assert result["costs_ms"]["no switch"] == pytest.approx([0.0] * 6, abs=1e-6)
+    assert result["step_ms"] == pytest.approx({"target-only": 5.0, "speculating": 9.0})
+    assert "| to speculating | 3 | 3.00 | 3.00 to 3.00 | 0.60 |" in switch_cost.table(result)
+
+
+def test_steps_that_grow_with_the_text_are_no_cost(switch_cost: ModuleType) -> None:
+    steps = switch_cost.steps_of(request(4, {False: 0.0, True: 0.0}, slower_ms=0.01))
+    costs = switch_cost.costs_of(steps, [0.0] * 4, [])["costs_ms"]
+    assert costs["to speculating"] == pytest.approx([0.0] * 2, abs=0.2)
+    assert costs["to target-only"] == pytest.approx([0.0] * 2, abs=0.2)
+
+
+def test_a_request_that_switches_nothing_costs_what_it_costs(switch_cost: ModuleType) -> None:
+    chunks = request(2, {False: 0.0, True: 0.0})
+    late = EACH + EACH // 2 + 2
+    delayed = chunks[:late] + [(at + 0.002, tokens) for at, tokens in chunks[late:]]
+    asked = middles(chunks, 1)
+    result = switch_cost.costs_of(switch_cost.steps_of(delayed), [0.0] * 2, asked)
+    assert result["costs_ms"]["no switch"] == pytest.approx([2.0])
+
+
+@pytest.mark.parametrize(("moved", "why"), [(3, "shows 2 switches"), (0, "N was moved 0 times")])
+def test_switches_that_do_not_show(switch_cost: ModuleType, moved: int, why: str) -> None:
+    steps = switch_cost.steps_of(request(2, {False: 0.0, True: 0.0}))
+    with pytest.raises(switch_cost.CostError, match=why):
+        switch_cost.costs_of(steps, [0.0] * moved, [])
+
+
+def test_switches_too_close_to_each_other(
+    switch_cost: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "EACH", switch_cost.AROUND)
+    steps = switch_cost.steps_of(request(4, {False: 0.0, True: 0.0}))
+    with pytest.raises(switch_cost.CostError, match="--period is too short"):
+        switch_cost.costs_of(steps, [0.0] * 4, [])
+
+
+def test_no_server(switch_cost: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert switch_cost.main(["--url", "http://127.0.0.1:9"]) == 1
+    assert "no server with the threshold answers at" in capsys.readouterr().err
