@@ -108,6 +108,8 @@ def test_the_figures_of_the_traces() -> None:
     assert not any("off-128" in cost for cost in states)
     hidden = sum(cost["threshold-128"][1] for cost in states)
     assert f"{hidden:.0f} µs for the three hidden states" in text
+    warm = (hidden + write / 8) / mean(ours["step_us"])
+    assert f"keep the draft warm, for {100 * warm:.1f} % of a step" in text
 
     rests = [
         f"{steps[name] - mean(traces[name]['busy_us']):.0f} µs" for name in ("spec-v1-32", "off-32")
