@@ -74,11 +74,13 @@ def costs_of(
         CostError: the steps do not show the switches that were asked for.
     """
     changes = [at for at in range(1, len(steps)) if _changed(steps, at)]
-    if not moved or len(changes) != len(moved):
+    if not moved:
+        raise CostError("the load ended before N was moved: raise --output-tokens")
+    if len(changes) != len(moved):
         raise CostError(
             f"N was moved {len(moved)} times, and the watched request shows {len(changes)} "
             "switches: run the server with SGLANG_SIMULATE_ACC_LEN set to the number of tokens "
-            "that a verify accepts at most, and N on either side of the load"
+            "that a verify accepts at most"
         )
     costs: dict[str, list[float]] = {kind: [] for kind in KINDS}
     ends = [0, *changes, len(steps)]

@@ -116,6 +116,11 @@ class Crossing:
     burst: list[Stream]
     log: list[str] = field(default_factory=list, repr=False)
 
+    def wait_for_burst(self, tokens: int) -> None:
+        """Return once each request of it has that many: on a busy machine they come one by one."""
+        for stream in self.burst:
+            stream.wait_for(tokens)
+
     @property
     def answers(self) -> list[dict[str, Any]]:
         return [stream.answer() for stream in self.long + self.burst]

@@ -83,7 +83,7 @@ def test_prometheus_reports_no_accept_length_while_off(crossing_server: Server) 
     off: list[float] = []
 
     def ask(crossing: Crossing) -> None:
-        crossing.burst[0].wait_for(SHORT // 4)
+        crossing.wait_for_burst(SHORT // 4)
         off.append(gauge())
         need(len(crossing.burst[0].chunks) < SHORT, "asked when the burst had ended")
 
@@ -133,7 +133,7 @@ def test_state_and_series_follow_a_crossing(crossing_server: Server) -> None:
     during: list[tuple[str, float]] = []
 
     def ask(crossing: Crossing) -> None:
-        crossing.burst[0].wait_for(SHORT // 4)
+        crossing.wait_for_burst(SHORT // 4)
         target_only = our_series(crossing_server)["target_only"]
         during.append((our_state(crossing_server)["mode"], target_only))
         need(len(crossing.burst[0].chunks) < 2 * SHORT, "asked when the burst had ended")
