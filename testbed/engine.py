@@ -93,7 +93,9 @@ def server_args(topk: int | None, **overrides: Any) -> dict[str, Any]:
         "attention_backend": "torch_native" if SPEC_V1 else "intel_amx",
         "disable_overlap_schedule": True,
         "disable_cuda_graph": True,
-        "mem_fraction_static": 0.1,
+        # Of what was free before the weights; the pool is limited below. An engine that boots
+        # beside this one may take a part before it looks again.
+        "mem_fraction_static": 0.5,
         "max_total_tokens": 16384,
         "max_running_requests": 8,
         "random_seed": 0,
