@@ -46,10 +46,14 @@ def start(
     return pids, lambda: booted(command, os.environ, port, tmp_path / "log", timeout_s)
 
 
-def test_a_port_leaves_room_for_the_one_10000_above_it(mocker: MockerFixture) -> None:
-    probe = mocker.patch.object(module.socket, "socket").return_value.__enter__.return_value
-    probe.getsockname.side_effect = [("127.0.0.1", 60999), ("127.0.0.1", 55536), ("", 55535)]
-    assert free_port() == 55535
+def test_a_free_port_is_one_that_nobody_is_given_by_chance(mocker: MockerFixture) -> None:
+    with module.socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        drawn = mocker.patch.object(module.random, "randrange")
+        drawn.side_effect = [taken.getsockname()[1], 20001]
+        assert free_port() == 20001
+    (_, highest), _ = drawn.call_args
+    assert highest < 32768 and highest + 10000 < 2**16
 
 
 def pids_in(path: Path) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -168,14 +169,18 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 def free_port() -> int:
     """A port of 127.0.0.1 that nobody listens on right now.
 
-    None of the highest: SGLang 0.5.11 - 0.5.15 add 10000 for gRPC and refuse what is no port.
+    Below those that Linux gives to whoever asks for any, from 32768 on: a server binds its port at
+    the end of its boot, and until then other processes connect and listen. Low enough also for
+    SGLang 0.5.11 - 0.5.15, which add 10000 for gRPC and refuse what is no port.
     """
     while True:
+        port = random.randrange(20000, 32000)
         with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port + 10000 < 2**16:
-            return port
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
 
 
 def is_healthy(url: str, timeout_s: float = 5.0) -> bool:
