@@ -125,6 +125,9 @@ def table(result: dict[str, Any]) -> str:
     ]
     for kind in KINDS:
         costs = result["costs_ms"][kind]
+        if not costs:
+            lines.append(f"| {kind} | 0 | - | - | - |")
+            continue
         low, middle, high = quantiles(costs, n=4) if len(costs) > 1 else 3 * costs
         steps = middle / result["step_ms"]["target-only"]
         row = (kind, len(costs), f"{middle:.2f}", f"{low:.2f} to {high:.2f}", f"{steps:.2f}")

@@ -76,6 +76,13 @@ def test_a_request_that_switches_nothing_costs_what_it_costs(switch_cost: Module
     assert result["costs_ms"]["no switch"] == pytest.approx([2.0])
 
 
+def test_a_load_with_one_switch(switch_cost: ModuleType) -> None:
+    steps = switch_cost.steps_of(request(1, {False: 0.0, True: 2.0}))
+    table = switch_cost.table(switch_cost.costs_of(steps, [0.0], []))
+    assert "| to target-only | 0 | - | - | - |" in table
+    assert "| to speculating | 1 | 2.00 | 2.00 to 2.00 | 0.40 |" in table
+
+
 @pytest.mark.parametrize(
     ("moved", "why"), [(3, "shows 2 switches"), (0, "the load ended before N was moved")]
 )
