@@ -15,6 +15,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -167,7 +168,9 @@ def test_batches_around_every_captured_size_and_above_the_largest(
 
 def test_a_target_with_latent_attention(tmp_path: Path) -> None:
     """Nothing is trained and bfloat16 has near ties, so the text of two servers differs. But to the
-    target, reading all of a text at once, each of its tokens is the best one, or nearly."""
+    target, reading all of a text at once, each of its tokens is the best one, or nearly: as often
+    as in its own text, and nowhere by as much as a second best one commonly falls short. (The worst
+    token of either text is one or two steps of bfloat16 from the best, so these do not compare.)"""
     tiny_mla.write(tmp_path)
     target = tmp_path / "target"
     flags = {**speculative(tmp_path / "draft", 1), **TRITON, **THRESHOLD}
@@ -176,7 +179,7 @@ def test_a_target_with_latent_attention(tmp_path: Path) -> None:
     texts = [(one["prompt"], one["output"]) for requests in swung["rounds"] for one in requests]
     read = launch("scoring.py", target, TRITON, load(4) | {"texts": texts}, tmp_path / "log_read")
     assert len(read["given"]) == len(read["own"]) > 5000
-    assert max(read["given"]) < 2 * max(read["own"])
+    assert max(read["given"]) < median(read["second"])
     assert sum(read["given"]) < 2 * sum(read["own"])
 
 
