@@ -38,6 +38,9 @@ for number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.SIG_DFL)
 
+# What `timeout` and CI send ends a run as Ctrl-C does, so that fixtures stop the servers they have.
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+
 
 def group(nodeid: str) -> str:
     file = PurePosixPath(nodeid.partition("::")[0])
