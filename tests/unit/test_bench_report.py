@@ -65,6 +65,18 @@ def test_ratios_name_the_worst_level_and_the_bar() -> None:
     ]
 
 
+@pytest.mark.parametrize("second, verdict", [(2980, "reaches"), (2940, "misses")])
+def test_boots_on_either_side_of_the_bar_are_told(second: float, verdict: str) -> None:
+    found = results(
+        curve("on", {16: 2000}),
+        curve("off", {16: 3000}),
+        curve("threshold=4", {16: 2850}),
+        curve("threshold=4", {16: second}, boot=2),
+    )
+    (sentence,) = worst_ratio(found)
+    assert f"(C=16); {verdict} the bar of 0.97, but its boots range from 0.950 to" in sentence
+
+
 def test_no_ratio_without_both_references() -> None:
     found = results(curve("off", OFF), curve("threshold=4", ON))
     assert ratios(found, "server's decode tok/s") == []

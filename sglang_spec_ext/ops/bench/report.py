@@ -192,9 +192,15 @@ def worst_ratio(results: Results) -> list[str]:
     for variant in dict.fromkeys(item.variant for item in items):
         worst = min((i for i in items if i.variant == variant), key=lambda item: item.ratio)
         verdict = "reaches" if worst.ratio >= RATIO_BAR else "misses"
+        doubt = ""
+        if worst.lowest < RATIO_BAR <= worst.highest:
+            doubt = (
+                f", but its boots range from {worst.lowest:.3f} to {worst.highest:.3f}: "
+                "more --boots tell"
+            )
         sentences.append(
             f"{variant}: at worst {worst.ratio:.3f} of the better of on and off "
-            f"(C={worst.concurrency}); {verdict} the bar of {RATIO_BAR}"
+            f"(C={worst.concurrency}); {verdict} the bar of {RATIO_BAR}{doubt}"
         )
     return sentences
 
