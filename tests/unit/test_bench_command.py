@@ -20,9 +20,11 @@ from bench_levels import booted
 from click.testing import CliRunner
 
 from sglang_spec_ext.ops.bench.command import bench
+from sglang_spec_ext.ops.bench.progress import Reporter
+from sglang_spec_ext.ops.bench.results import Load, Plan, Results
 from sglang_spec_ext.ops.bench.server import free_port
 from sglang_spec_ext.ops.bench.server_log import BootLog
-from sglang_spec_ext.ops.bench.sweep import boot_notes, infer_label
+from sglang_spec_ext.ops.bench.sweep import Session, boot_notes, infer_label, sweep_running
 from sglang_spec_ext.ops.bench.variants import Variant
 
 FAKE = Path(__file__).with_name("bench_fake_server.py")
@@ -122,6 +124,43 @@ def test_variants_that_boot_together_take_turns(tmp_path: Path) -> None:
         *(("off", "1"), ("on", "1"), ("on", "2"), ("off", "2")),
         *(("threshold=4", "1"), ("threshold=4", "2")),
     ]
+
+
+def test_rounds_walk_all_levels_again_with_another_server_first(tmp_path: Path) -> None:
+    base = [*SERVER, *SPECULATIVE]
+    once = ("--variants", "off,on", "--concurrency", "1,2", "--boots", "1", "--together", "2")
+    code, output, document = measure(tmp_path, *once, server=base)
+    assert code == 0, output
+
+    code, output, document = measure(tmp_path, *once, "--rounds", "3", "--resume", server=base)
+    assert code == 0, output
+    order = re.findall(r"(\S+), C=(\d+): \d+ tok/s", output)
+    assert order == [
+        *(("on", "1"), ("off", "1"), ("off", "2"), ("on", "2")),
+        *(("off", "1"), ("on", "1"), ("on", "2"), ("off", "2")),
+    ]
+    measured = [[level["concurrency"] for level in run["levels"]] for run in document["runs"]]
+    assert measured == 2 * [[1, 2]] + 2 * [[1, 2, 1, 2]]
+    assert "± is half the spread of 3 measurements, boots: 2" in output
+
+
+def test_rounds_ask_with_prompts_that_no_round_before_has_cached(tmp_path: Path) -> None:
+    seeds: list[int] = []
+
+    class Recording:
+        def for_level(self, count: int, seed: int) -> list[dict[str, Any]]:
+            seeds.append(seed)
+            return [{"input_ids": [1]}] * count
+
+    port = free_port()
+    server = [*SERVER, "--host", "127.0.0.1", "--port", str(port)]
+    load = Load("recorded", 2, 1, 1, 1, 0)
+    found = Results(Plan(["off"], 1, [1, 2], load, rounds=2))
+    with booted(server, os.environ, port, tmp_path / "log", 60) as running, Reporter(4) as reporter:
+        session = Session(found, lambda: None, lambda _: Recording(), reporter, None, 30)
+        sweep_running(session, "off", running.url, None)
+    assert [level.concurrency for level in found.runs[0].levels] == [1, 2, 1, 2]
+    assert len(seeds) == len(set(seeds)) == 8
 
 
 def test_a_server_that_does_not_freeze_its_gc_is_measured_and_noted(tmp_path: Path) -> None:

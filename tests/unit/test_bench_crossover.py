@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -172,8 +173,10 @@ def test_sample_is_the_median_with_its_spread() -> None:
     runs = [curve("off", {8: value}, boot) for boot, value in enumerate((90, 100, 120), 1)]
     got = sample(runs, "off", 8, SERVER_METRIC)
     assert got is not None
-    assert (got.value, got.boots) == (100, 3)
+    assert (got.value, got.times, got.boots) == (100, 3, 3)
     assert got.spread == pytest.approx(0.3)
+    one_boot = run("off", *(level(8, value) for value in (90, 100, 120)))
+    assert sample([one_boot], "off", 8, SERVER_METRIC) == replace(got, boots=1)
     assert sample(runs, "on", 8, SERVER_METRIC) is None
 
 

@@ -66,7 +66,7 @@ def test_ratios_name_the_worst_level_and_the_bar() -> None:
 
 
 @pytest.mark.parametrize("second, verdict", [(2980, "reaches"), (2940, "misses")])
-def test_boots_on_either_side_of_the_bar_are_told(second: float, verdict: str) -> None:
+def test_measurements_on_either_side_of_the_bar_are_told(second: float, verdict: str) -> None:
     found = results(
         curve("on", {16: 2000}),
         curve("off", {16: 3000}),
@@ -74,7 +74,9 @@ def test_boots_on_either_side_of_the_bar_are_told(second: float, verdict: str) -
         curve("threshold=4", {16: second}, boot=2),
     )
     (sentence,) = worst_ratio(found)
-    assert f"(C=16); {verdict} the bar of 0.97, but its boots range from 0.950 to" in sentence
+    assert (
+        f"(C=16); {verdict} the bar of 0.97, but what was measured ranges from 0.950 to" in sentence
+    )
 
 
 def test_no_ratio_without_both_references() -> None:

@@ -82,6 +82,13 @@ def test_missing_levels_are_those_of_no_run() -> None:
     assert found.missing_levels("on", 1) == [1, 2, 4, 8]
 
 
+def test_missing_levels_of_rounds() -> None:
+    found = results(run("off", *(level(c, 1) for c in (1, 2, 1))), curve("off", {2: 1}, boot=2))
+    found.plan.rounds = 2
+    assert found.missing_levels("off", 1) == [2]
+    assert found.missing_levels("off", 2) == [1, 1, 2]
+
+
 def test_merged_files_are_one_sweep() -> None:
     merged, warnings = merge([results(curve("off", {1: 1})), results(curve("on", {1: 1, 2: 1}))])
     assert warnings == []

@@ -123,6 +123,14 @@ def _concurrency(ctx: click.Context, parameter: click.Parameter, value: str) -> 
     help="Boots of each variant: their spread is the noise.",
 )
 @click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="How often each boot walks all levels, with other prompts each time: where steps wait for "
+    "the CPU, speed differs from minute to minute, and more rounds cost less than more boots.",
+)
+@click.option(
     "--together",
     type=click.IntRange(1),
     default=1,
@@ -220,6 +228,7 @@ def run(
     api_key: str | None,
     variants: str,
     boots: int,
+    rounds: int,
     together: int,
     concurrency: list[int],
     requests_per_level: int | None,
@@ -264,11 +273,12 @@ def run(
     if url:
         chosen: list[Variant] = []
         url = url.rstrip("/")
-        plan = Plan([label or "SERVER"], 1, concurrency, load)
+        plan = Plan([label or "SERVER"], 1, concurrency, load, rounds=rounds)
     else:
         chosen = _variants(variants or "off,on", base_command, concurrency)
         _check_prompts(source, base_command)
-        plan = Plan([v.label for v in chosen], boots, concurrency, load, redacted(base_command))
+        labels = [v.label for v in chosen]
+        plan = Plan(labels, boots, concurrency, load, redacted(base_command), rounds)
         api_key = api_key or option_value(base_command, "--api-key")
     if dry_run:
         _print_plan(plan, chosen, base_command, url)
@@ -462,7 +472,7 @@ def _print_plan(
     if url:
         click.echo(f"server: {url}")
     load = plan.load
-    click.echo(f"boots of each: {plan.boots}")
+    click.echo(f"boots of each: {plan.boots}, rounds of each boot: {plan.rounds}")
     for concurrency in plan.concurrency:
         requests = load.requests_at(concurrency)
         click.echo(

@@ -26,10 +26,12 @@ END_TO_END_METRIC = "end-to-end tok/s"
 
 @dataclass(frozen=True)
 class Sample:
-    """One variant at one concurrency: median over boots, relative spread (max - min) / median."""
+    """One variant at one concurrency: median and relative spread, (max - min) / median, over all
+    times that it was measured."""
 
     value: float
     spread: float
+    times: int
     boots: int
 
 
@@ -94,7 +96,7 @@ def value_of(level: Level, metric: str) -> float:
 
 
 def values_of(runs: Sequence[Run], variant: str, concurrency: int, metric: str) -> list[float]:
-    """One value per boot."""
+    """One value per boot and round."""
     return [value_of(level, metric) for level in levels_of(runs, variant, concurrency)]
 
 
@@ -103,7 +105,8 @@ def sample(runs: Sequence[Run], variant: str, concurrency: int, metric: str) -> 
     if not values:
         return None
     middle = median(values)
-    return Sample(middle, (max(values) - min(values)) / middle, len(values))
+    boots = sum(bool(levels_of([run], variant, concurrency)) for run in runs)
+    return Sample(middle, (max(values) - min(values)) / middle, len(values), boots)
 
 
 def refusal(level: Level) -> str | None:
@@ -197,7 +200,10 @@ def _decide(judged: Sequence[Judged], reasons: list[str]) -> Recommendation:
             "no crossover found: `on` and `off` differ by no more than the noise at every usable "
             "level",
             reasons,
-            ["measure with more requests per level and more boots, or at other concurrencies"],
+            [
+                "measure with more requests per level, --rounds or --boots, or at other "
+                "concurrencies"
+            ],
             found,
         )
     winners = [level.winner for level in decided if level.winner]
@@ -310,8 +316,8 @@ def _reasons(judged: Sequence[Judged], metric: str, tolerance: float) -> list[st
     reasons = [f"compared by {metric}"]
     if boots < 2:
         reasons.append(
-            f"one boot only, so the spread is unknown: differences up to {tolerance:.1%} count as "
-            "noise (--boots 2 measures it)"
+            "one boot only, so the spread of boots is unknown: differences up to "
+            f"{tolerance:.1%} count as noise (--boots 2 measures it)"
         )
     for level in judged:
         if level.refused:

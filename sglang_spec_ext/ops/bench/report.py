@@ -32,8 +32,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One variant against the better of `on` and `off` at one concurrency: its median over boots,
-    its lowest and its highest boot."""
+    """One variant against the better of `on` and `off` at one concurrency: the median of all
+    times that it was measured, the lowest and the highest."""
 
     variant: str
     concurrency: int
@@ -86,10 +86,10 @@ def ratios(results: Results, metric: str) -> list[Ratio]:
 
 
 def throughput_table(results: Results) -> Table:
-    """Variants by concurrency: throughput with its spread over boots, then the ratios."""
+    """Variants by concurrency: throughput with its spread, then the ratios."""
     metric = metric_of(results)
     concurrencies = measured_concurrencies(results)
-    rows = []
+    rows, samples = [], []
     for variant in measured_variants(results):
         cells = [variant]
         for concurrency in concurrencies:
@@ -97,7 +97,8 @@ def throughput_table(results: Results) -> Table:
             if here is None:
                 cells.append(MISSING)
                 continue
-            spread = f" ±{here.spread / 2:.1%}" if here.boots > 1 else ""
+            samples.append((here.times, here.boots))
+            spread = f" ±{here.spread / 2:.1%}" if here.times > 1 else ""
             mark = "*" if _refused(results.runs, variant, concurrency) else ""
             cells.append(f"{_number(here.value)}{mark}{spread}")
         rows.append(cells)
@@ -107,10 +108,11 @@ def throughput_table(results: Results) -> Table:
     for variant, values in by_variant.items():
         cells = [f"{values[c]:.3f}" if c in values else MISSING for c in concurrencies]
         rows.append([f"{variant} / max(on, off)", *cells])
-    boots = max(
-        (len(levels_of(results.runs, r[0], c)) for r in rows for c in concurrencies), default=0
-    )
-    caption = f"{metric}; ± is half the spread of {boots} boots" if boots > 1 else metric
+    caption = metric
+    times, boots = max(samples, default=(0, 0))
+    if times > 1:
+        each = f"{boots} boots" if times == boots else f"{times} measurements, boots: {boots}"
+        caption += f"; ± is half the spread of {each}"
     if any("*" in cell for row in rows for cell in row):
         caption += "; * see the remarks"
     return Table(
@@ -122,11 +124,11 @@ def throughput_table(results: Results) -> Table:
 
 
 def detail_table(results: Results) -> Table:
-    """One row per concurrency and variant, medians over boots."""
+    """One row per concurrency and variant, medians over all times that it was measured."""
     columns = [
         "C",
         "variant",
-        "boots",
+        "times",
         "server tok/s",
         "steady tok/s",
         "end to end",
@@ -195,8 +197,8 @@ def worst_ratio(results: Results) -> list[str]:
         doubt = ""
         if worst.lowest < RATIO_BAR <= worst.highest:
             doubt = (
-                f", but its boots range from {worst.lowest:.3f} to {worst.highest:.3f}: "
-                "more --boots tell"
+                f", but what was measured ranges from {worst.lowest:.3f} to {worst.highest:.3f}: "
+                "more --rounds or --boots tell"
             )
         sentences.append(
             f"{variant}: at worst {worst.ratio:.3f} of the better of on and off "

@@ -1,9 +1,9 @@
 """The result file: what was planned, what ran, what was measured. Written after every level.
 
 JSON, ``{"schema": "sglang-spec-ext-bench", "schema_version": 1, "plan": Plan, "runs": [Run, ...]}``
-with the dataclasses below as objects. One Run is one boot of one variant, so the spread of a
-figure is its spread over runs. Readers ignore keys that they do not know; a change that would
-mislead them raises ``schema_version``.
+with the dataclasses below as objects. One Run is one boot of one variant, with each level once for
+every round, and the spread of a figure is its spread over all of them. Readers ignore keys that
+they do not know; a change that would mislead them raises ``schema_version``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
@@ -54,13 +55,17 @@ class Load:
 
 @dataclass
 class Plan:
-    """variants are labels; base_command is None when one running server was measured."""
+    """variants are labels; base_command is None when one running server was measured.
+
+    rounds: how often each boot walks all levels.
+    """
 
     variants: list[str]
     boots: int
     concurrency: list[int]
     load: Load
     base_command: list[str] | None = None
+    rounds: int = 1
 
 
 @dataclass(frozen=True)
@@ -132,14 +137,15 @@ class Results:
     runs: list[Run] = field(default_factory=list)
 
     def missing_levels(self, variant: str, boot: int) -> list[int]:
-        """Levels of the plan that no run of this variant and boot has measured yet."""
-        measured = {
+        """Levels of the plan that this variant and boot still lacks, once for each such round."""
+        measured = Counter(
             level.concurrency
             for run in self.runs
             if run.variant == variant and run.boot == boot
             for level in run.levels
-        }
-        return [c for c in self.plan.concurrency if c not in measured]
+        )
+        rounds = range(self.plan.rounds)
+        return [c for done in rounds for c in self.plan.concurrency if measured[c] <= done]
 
     def save(self, path: Path) -> None:
         """Replaces ``path`` in one step: a reader, or a crash, never sees half a file."""
@@ -203,6 +209,7 @@ def merge(parts: Sequence[Results]) -> tuple[Results, list[str]]:
         concurrency=sorted({c for part in parts for c in part.plan.concurrency}),
         load=first.load,
         base_command=first.base_command,
+        rounds=max(part.plan.rounds for part in parts),
     )
     return Results(plan, runs), _unique(warnings)
 

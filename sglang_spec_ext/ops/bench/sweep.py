@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +95,10 @@ class Launch:
 def sweep_variants(session: Session, variants: Sequence[Variant], launch: Launch) -> None:
     """Boots and measures what the plan still lacks, one server under load at a time.
 
-    Every variant is booted once before any is booted again, so that a slow drift of the machine
-    shows as spread instead of favouring one of them, and an interrupted sweep is complete sooner.
-    Servers that are up at once take turns level by level, for the same reason.
+    Every variant is booted once before any is booted again, and every level measured before any is
+    measured again, so that a slow drift of the machine shows as spread instead of favouring one of
+    them, and an interrupted sweep is complete sooner. Servers that are up at once take turns level
+    by level, for the same reason.
     """
     results = session.results
     for boot in range(1, results.plan.boots + 1):
@@ -282,9 +285,7 @@ class _Target:
         if run.failure:
             return
         try:
-            level = _measure_level(
-                session, run.variant, self._prompts, concurrency, self._url, self._log
-            )
+            level = _measure_level(session, run, self._prompts, concurrency, self._url, self._log)
         except LoadError as error:
             run.failed_levels[str(concurrency)] = str(error)
             session.reporter.say(f"{run.variant}, C={concurrency}: FAILED, {error}")
@@ -303,35 +304,38 @@ class _Target:
 
 def _in_turns(results: Results, targets: Sequence[_Target]) -> Iterator[tuple[_Target, int]]:
     """What to measure in which order: a level on each server that lacks it, then the next level,
-    with another server first."""
-    missing = [results.missing_levels(target.run.variant, target.run.boot) for target in targets]
-    for turn, concurrency in enumerate(results.plan.concurrency):
-        for place in range(turn, turn + len(targets)):
-            place %= len(targets)
-            if concurrency in missing[place]:
+    with another server first, as for the same level in the next round."""
+    rounds, levels = results.plan.rounds, results.plan.concurrency
+    missing = [
+        Counter(results.missing_levels(target.run.variant, target.run.boot)) for target in targets
+    ]
+    for round_number, (turn, concurrency) in product(range(rounds), enumerate(levels)):
+        for place in range(len(targets)):
+            place = (place + turn + round_number) % len(targets)
+            if missing[place][concurrency] >= rounds - round_number:
                 yield targets[place], concurrency
 
 
 def _measure_level(
     session: Session,
-    label: str,
+    run: Run,
     prompts: Prompts,
     concurrency: int,
     url: str,
     log: ServerLog | None,
 ) -> Level:
-    load = session.load
+    load, label = session.load, run.variant
+    times = sum(level.concurrency == concurrency for level in run.levels)
     client = Client(url, session.api_key, load.stream_interval, session.request_timeout_s)
     requests = load.requests_at(concurrency)
     report = session.reporter
     if load.warmup_tokens:
         # Compiles and loads what this batch size needs; lets an adaptive server settle.
         report.begin(f"{label}, C={concurrency}: warm-up", concurrency)
-        warmup = prompts.for_level(concurrency, seed=load.seed * 1_000_003 + concurrency)
+        warmup = prompts.for_level(concurrency, _seed(load, times) + concurrency)
         client.run(warmup, concurrency, load.warmup_tokens, report.advance)
     report.begin(f"{label}, C={concurrency}: {requests} requests", requests)
-    # The seed leaves the variant out: all variants answer the same prompts.
-    chosen = prompts.for_level(requests, seed=load.seed * 1_000_003 - concurrency)
+    chosen = prompts.for_level(requests, _seed(load, times) - concurrency)
     position = log.position() if log else 0
     traces = client.run(chosen, concurrency, load.output_tokens, report.advance)
     seen = read_level(log.text(position), concurrency) if log else LevelLog()
@@ -363,6 +367,12 @@ def _measure_level(
         adaptive_switches=seen.adaptive_switches,
         notes=[seen.note] if seen.note else [],
     )
+
+
+def _seed(load: Load, times: int) -> int:
+    """Leaves the variant out: all variants answer the same prompts. But the server has those in its
+    radix cache that it has answered in earlier rounds, ``times`` of them."""
+    return (load.seed + 1000 * times) * 1_000_003
 
 
 def describe_level(level: Level) -> str:
