@@ -22,7 +22,7 @@ from sglang_spec_ext.ops.bench.server import free_port
 from testbed import engine
 from testbed.demo.processes import session_members
 
-END_TIMEOUT_S = 400.0
+END_TIMEOUT_S = 550.0
 READY = "fired up and ready to roll"
 
 
