@@ -6,6 +6,7 @@ the same folder. All others go wherever there is time.
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import PurePosixPath
 from typing import Any
@@ -40,6 +41,7 @@ for number in (signal.SIGINT, signal.SIGHUP):
 
 # What `timeout` and CI send ends a run as Ctrl-C does, so that fixtures stop the servers they have.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
+os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def group(nodeid: str) -> str:

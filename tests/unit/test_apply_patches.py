@@ -142,7 +142,6 @@ class World:
         if pid == 0:
             code = 99
             try:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as in a process of its own
                 target = os.open(os.devnull, os.O_WRONLY) if out is None else out
                 os.dup2(target, 1)
                 sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
