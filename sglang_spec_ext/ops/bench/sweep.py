@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_spec_ext.ops.bench.client import Client, LoadError
+from sglang_spec_ext.ops.bench.crossover import levels_of
 from sglang_spec_ext.ops.bench.environment import (
     describe_machine,
     describe_server,
@@ -325,7 +326,7 @@ def _measure_level(
     log: ServerLog | None,
 ) -> Level:
     load, label = session.load, run.variant
-    times = sum(level.concurrency == concurrency for level in run.levels)
+    times = len(levels_of([run], label, concurrency))
     client = Client(url, session.api_key, load.stream_interval, session.request_timeout_s)
     requests = load.requests_at(concurrency)
     report = session.reporter
