@@ -62,6 +62,23 @@ def steps_of(chunks: Sequence[tuple[float, int]]) -> list[Step]:
     return [Step(t1, 1e3 * (t1 - t0), n1 - n0 > 1) for (t0, n0), (t1, n1) in pairwise(chunks)]
 
 
+def settled(confirmed: Sequence[float], begin: float, end: float) -> tuple[float, float]:
+    """The longest part of a load at whose ends no switch is under way: from one request that left
+    N as it was to another, each half a period after N was moved. Steps show a switch some steps
+    after the move, so elsewhere one of the two could be inside without the other.
+
+    Args:
+        confirmed: when N was set to what it is, in seconds.
+        begin, end: from when and until when all requests of the load ran.
+    Raises:
+        CostError: there is no such part.
+    """
+    inside = [at for at in confirmed if begin < at < end]
+    if len(inside) < 2:
+        raise CostError("the load ended before N was moved: raise --output-tokens")
+    return inside[0], inside[-1]
+
+
 def costs_of(
     steps: Sequence[Step], moved: Sequence[float], confirmed: Sequence[float]
 ) -> dict[str, Any]:
@@ -74,8 +91,6 @@ def costs_of(
         CostError: the steps do not show the switches that were asked for.
     """
     changes = [at for at in range(1, len(steps)) if _changed(steps, at)]
-    if not moved:
-        raise CostError("the load ended before N was moved: raise --output-tokens")
     if len(changes) != len(moved):
         raise CostError(
             f"N was moved {len(moved)} times, and the watched request shows {len(changes)} "
@@ -189,11 +204,10 @@ def measure(url: str, concurrency: int, output_tokens: int, period_s: float) -> 
         set_threshold(url, threshold)
     if failures:
         raise CostError(str(failures[0]))
-    watched = traces[0]
-    # the other requests must all be there, and N moved while it ran, not while it ended
-    begin = max(trace.first_token for trace in traces)
-    end = min(trace.end for trace in traces) - period_s / 4
-    steps = [step for step in steps_of(watched.chunks) if begin < step.at < end]
+    begin, end = settled(
+        confirmed, max(trace.first_token for trace in traces), min(trace.end for trace in traces)
+    )
+    steps = [step for step in steps_of(traces[0].chunks) if begin < step.at < end]
     inside = [[at for at in times if begin < at < end] for times in (moved, confirmed)]
     return {
         "machine": machine.describe(),

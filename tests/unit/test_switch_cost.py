@@ -83,13 +83,35 @@ def test_a_load_with_one_switch(switch_cost: ModuleType) -> None:
     assert "| to speculating | 1 | 2.00 | 2.00 to 2.00 | 0.40 |" in table
 
 
-@pytest.mark.parametrize(
-    ("moved", "why"), [(3, "shows 2 switches"), (0, "the load ended before N was moved")]
-)
-def test_switches_that_do_not_show(switch_cost: ModuleType, moved: int, why: str) -> None:
+def test_switches_that_do_not_show(switch_cost: ModuleType) -> None:
     steps = switch_cost.steps_of(request(2, {False: 0.0, True: 0.0}))
-    with pytest.raises(switch_cost.CostError, match=why):
-        switch_cost.costs_of(steps, [0.0] * moved, [])
+    with pytest.raises(switch_cost.CostError, match="shows 2 switches"):
+        switch_cost.costs_of(steps, [0.0] * 3, [])
+
+
+@pytest.mark.parametrize("late", [-1, 1])
+@pytest.mark.parametrize("early", [-1, 1])
+def test_a_switch_under_way_at_either_end_of_the_load(
+    switch_cost: ModuleType, early: int, late: int
+) -> None:
+    """All requests are there from just before or after the first move, and up to such a one."""
+    chunks = request(6, {False: 1.5, True: 3.0})
+    changes = [chunks[EACH * part][0] for part in range(1, 7)]
+    moved = [at - 2 * TARGET_MS / 1e3 for at in changes]  # a switch shows two steps later
+    confirmed = middles(chunks, 6)
+    begin, end = switch_cost.settled(
+        confirmed, moved[0] + early * TARGET_MS / 1e3, moved[-1] + late * TARGET_MS / 1e3
+    )
+    steps = [step for step in switch_cost.steps_of(chunks) if begin < step.at < end]
+    costs = switch_cost.costs_of(steps, [at for at in moved if begin < at < end], [])["costs_ms"]
+    assert costs["to target-only"] == pytest.approx([1.5] * 2)
+    assert costs["to speculating"] == pytest.approx([3.0] * 2)
+
+
+@pytest.mark.parametrize("confirmed", [[], [1.0, 5.0], [1.0, 5.0, 9.5]])
+def test_a_load_that_is_too_short(switch_cost: ModuleType, confirmed: list[float]) -> None:
+    with pytest.raises(switch_cost.CostError, match="before N was moved: raise --output-tokens"):
+        switch_cost.settled(confirmed, 2.0, 9.0)
 
 
 def test_switches_too_close_to_each_other(
