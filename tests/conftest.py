@@ -28,7 +28,6 @@ GROUPS = {
     "tests/engine/test_stand_ins.py": PROGRAMS,
     "tests/engine/test_two_ranks.py": PROGRAMS,
     "tests/contract": WHEELS,
-    "tests/unit/test_apply_patches_wheel.py": WHEELS,
 }
 """By folder or file; the file counts where both are there."""
 

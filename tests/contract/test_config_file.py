@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_touch_points import ROOT, load_generator
 
 from sglang_spec_ext.compat.releases import RELEASES
 from sglang_spec_ext.ops.preflight.config_file import entries
@@ -25,15 +25,10 @@ VALUES: list[Any] = [
 
 
 @pytest.fixture(scope="module", params=RELEASES)
-def wheel(request: pytest.FixtureRequest) -> tuple[str, zipfile.ZipFile]:
-    generator = load_generator()
-    cache = ROOT / ".cache" / "wheels"
-    cache.mkdir(parents=True, exist_ok=True)
-    try:
-        path: Path = generator.find_wheel(request.param, cache)
-    except generator.SourceError as problem:
-        pytest.skip(str(problem))
-    return request.param, zipfile.ZipFile(path)
+def wheel(
+    request: pytest.FixtureRequest, wheel_of: Callable[[str], Path]
+) -> tuple[str, zipfile.ZipFile]:
+    return request.param, zipfile.ZipFile(wheel_of(request.param))
 
 
 class Odd(argparse.Action):

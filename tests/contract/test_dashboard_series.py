@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import re
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_touch_points import RELEASES, ROOT, load_generator
+from by_path import ROOT
+from test_touch_points import RELEASES
 
 DASHBOARD = ROOT / "docs" / "grafana" / "spec_ext.json"
 OF_SGLANG = sorted(set(re.findall(r"sglang:(?!spec_ext_)\w+", DASHBOARD.read_text())))
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_sglang_exports_the_series_that_the_dashboard_shows(release: str) -> None:
+def test_sglang_exports_the_series_that_the_dashboard_shows(
+    release: str, wheel_of: Callable[[str], Path]
+) -> None:
     assert OF_SGLANG == ["sglang:num_running_reqs", "sglang:spec_accept_length"]
-    generator = load_generator()
-    cache = ROOT / ".cache" / "wheels"
-    cache.mkdir(parents=True, exist_ok=True)
-    try:
-        wheel: Path = generator.find_wheel(release, cache)
-    except generator.SourceError as problem:
-        pytest.skip(str(problem))
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(wheel_of(release)) as archive:
         sources = [
             archive.read(name).decode()
             for name in archive.namelist()

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from by_path import load
 
 from sglang_spec_ext.compat import contracts
 from sglang_spec_ext.compat.eagle3_models import ROWS, How, row_of
 from sglang_spec_ext.compat.releases import RELEASES
-
-ROOT = Path(__file__).resolve().parents[2]
 
 # What the sources look like, by the tool that reads them, and what the table makes of it instead.
 READ_OTHERWISE = {
@@ -34,42 +30,17 @@ ASKED_AT_RUN_TIME = {
 HOPELESS = {"loop", "dspark", "draft", "other", "native"}
 
 
-def load(name: str, path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-tool = load("eagle3_models_tool", ROOT / "tools" / "eagle3_models.py")
-generator = load("generate_for_eagle3", ROOT / "patches" / "generate.py")
+tool = load("tools/eagle3_models.py")
 
 
 @pytest.fixture(scope="session")
-def wheel() -> Callable[[str], Path]:
-    cache = ROOT / ".cache" / "wheels"
-    cache.mkdir(parents=True, exist_ok=True)
-
-    def find(release: str) -> Path:
-        try:
-            found: Path = generator.find_wheel(release, cache)
-        except generator.SourceError as problem:
-            pytest.skip(str(problem))
-        return found
-
-    return find
-
-
-@pytest.fixture(scope="session")
-def found(wheel: Callable[[str], Path]) -> Callable[[str], dict[str, Any]]:
+def found(wheel_of: Callable[[str], Path]) -> Callable[[str], dict[str, Any]]:
     """What a release's sources say about each class, by name."""
     read: dict[str, dict[str, Any]] = {}
 
     def of(release: str) -> dict[str, Any]:
         if release not in read:
-            read[release] = tool.Models.of_wheel(wheel(release)).found
+            read[release] = tool.Models.of_wheel(wheel_of(release)).found
         return read[release]
 
     return of
@@ -110,10 +81,10 @@ def test_no_draft_class_is_in_the_table(
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_load_can_be_wrapped_in_every_release(
-    release: str, wheel: Callable[[str], Path], tmp_path: Path
+    release: str, wheel_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
     points = contracts.LOADING + contracts.LOADING_CALLED
-    with zipfile.ZipFile(wheel(release)) as archive:
+    with zipfile.ZipFile(wheel_of(release)) as archive:
         for point in points:
             archive.extract(point.module.replace(".", "/") + ".py", tmp_path)
     assert contracts.check(tmp_path, points) == []

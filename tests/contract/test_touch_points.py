@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import ast
 import gc
-import importlib.util
 import json
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from sglang_spec_ext.compat import contracts, releases, workers
 from sglang_spec_ext.compat.contracts import TOUCH_POINTS, TouchPoint
-
-ROOT = Path(__file__).resolve().parents[2]
 
 # Every release from OLDEST_RELEASE to NEWEST_RELEASE; on a new one, move NEWEST_RELEASE and add it.
 RELEASES = (
@@ -38,47 +33,6 @@ RELEASES = (
     "0.5.23",
 )
 TOO_OLD = ("0.5.11", "0.5.9")
-
-
-def load_generator() -> ModuleType:
-    """The patch generator, which knows how to fetch a wheel."""
-    spec = importlib.util.spec_from_file_location(
-        "generate_for_wheels", ROOT / "patches" / "generate.py"
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A folder with the modules of one release that have touch points, out of its wheel."""
-    generator = load_generator()
-    cache = ROOT / ".cache" / "wheels"  # ignored by git; keeps a second run off the network
-    cache.mkdir(parents=True, exist_ok=True)
-    made: dict[str, Path] = {}
-
-    def site(release: str) -> Path:
-        if release not in made:
-            try:
-                wheel = generator.find_wheel(release, cache)
-            except generator.SourceError as problem:
-                pytest.skip(str(problem))
-            made[release] = tmp_path_factory.mktemp(release)
-            extract(wheel, made[release])
-        return made[release]
-
-    return site
-
-
-def extract(wheel: Path, to: Path) -> None:
-    stems = {p.module.replace(".", "/") for known in workers.CONTRACTS for p in known.points}
-    wanted = {stem + end for stem in stems for end in (".py", "/__init__.py")}
-    with zipfile.ZipFile(wheel) as archive:
-        for name in wanted & set(archive.namelist()):
-            archive.extract(name, to)
 
 
 @pytest.fixture

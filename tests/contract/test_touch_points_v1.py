@@ -1,6 +1,5 @@
 """The contracts of releases with SGLang's spec-v1 worker, against their real wheels."""
 
-# ruff: noqa: F811 (the fixture that is imported)
 from __future__ import annotations
 
 import shutil
@@ -9,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_touch_points import edit, rename, sources  # noqa: F401
+from test_touch_points import edit, rename
 
 from sglang_spec_ext.compat import contracts, contracts_v1, workers
 from sglang_spec_ext.compat.contracts import TouchPoint

@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from by_path import ROOT, load
 
 from sglang_spec_ext.compat import contracts, diffs, workers
 
-ROOT = Path(__file__).resolve().parents[2]
 PATCHES = ROOT / "patches"
 TOOL = ROOT / "tools" / "apply_patches.py"
 RELEASES = sorted(series.parent.name for series in PATCHES.glob("[0-9]*/series"))
 
 
-def load_generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate", PATCHES / "generate.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-generate = load_generator()
-
-
-@pytest.fixture(scope="session")
-def wheel_cache() -> Path:
-    """Git ignores it; keeps a second test run off the network."""
-    cache = ROOT / ".cache" / "wheels"
-    cache.mkdir(parents=True, exist_ok=True)
-    return cache
+generate = load("patches/generate.py")
 
 
 @pytest.fixture(scope="module", params=RELEASES)
@@ -48,11 +31,8 @@ def release(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(release: str, wheel_cache: Path) -> Path:
-    try:
-        return Path(generate.find_wheel(release, wheel_cache))
-    except generate.SourceError as problem:
-        pytest.skip(str(problem))
+def wheel(release: str, wheel_of: Callable[[str], Path]) -> Path:
+    return wheel_of(release)
 
 
 @pytest.fixture
