@@ -20,6 +20,16 @@ _TARGET_ONLY_MARK = "spec_ext_target_only"
 # A request's drafts that its verifies accepted, under the names that releases gave it.
 _CORRECT_DRAFTS = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")
 
+# The drafts accepted by one verify, of each request of its result, likewise.
+_PER_REQUEST = (
+    "num_correct_drafts_per_req_cpu",
+    "num_accepted_drafts_per_req_cpu",
+    "accept_length_per_req_cpu",
+)
+
+# A request's verifies by how many drafts they accepted, likewise.
+_HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_acceptance_histogram")
+
 
 def log_start(worker: Any, settings: Settings, own_extend_reason: str | None) -> None:
     """One line on rank 0: what is active, in numbers that the operator can compare.
@@ -91,14 +101,16 @@ class SpecMetrics:
         self, original: Callable[..., Any], processor: Any, result: Any, batch: Any
     ) -> Any:
         """Around ``SchedulerBatchResultProcessor._resolve_spec_v2_tokens``."""
+        before = [request.spec_verify_ct for request in batch.reqs]
         tokens = original(processor, result, batch)
         self._skip_update = is_target_only(result)
         if self._skip_update:
-            for request in batch.reqs:
-                if not (request.is_retracted or request.finished()):
-                    # undo what the original has just counted: one verify with no accepted draft
+            for request, verifies in zip(batch.reqs, before, strict=True):
+                # some releases count requests that have ended meanwhile, some do not
+                if request.spec_verify_ct > verifies:
+                    # undo it: one verify with no accepted draft
                     request.spec_verify_ct -= 1
-                    request.spec_correct_drafts_histogram[0] -= 1
+                    _histogram(request)[0] -= 1
         return tokens
 
     def update_spec_metrics(
@@ -149,6 +161,11 @@ def request_spec_metrics(
         meta_info["spec_accept_length"] = 1 + correct / verifies
 
 
+def _histogram(request: Any) -> list[int]:
+    found: list[int] = next(getattr(request, n) for n in _HISTOGRAMS if hasattr(request, n))
+    return found
+
+
 class AcceptWatch:
     """Says once and loudly that no drafted token is ever accepted.
 
@@ -183,12 +200,11 @@ class AcceptWatch:
     def _look_at(self, result: Any, batch: Any) -> None:
         if self._verifies >= self.WINDOW or is_target_only(result):
             return
-        # under its former name up to 0.5.10.post1
-        correct = getattr(result, "num_correct_drafts_per_req_cpu", None)
-        if correct is None:
-            correct = getattr(result, "accept_length_per_req_cpu", None)
-        if correct is not None:
-            self._count(batch.reqs, correct)
+        for name in _PER_REQUEST:
+            correct = getattr(result, name, None)
+            if correct is not None:
+                self._count(batch.reqs, correct)
+                return
 
     def _count(self, requests: Any, correct: list[int]) -> None:
         for request, drafts in zip(requests, correct, strict=True):

@@ -46,7 +46,10 @@ def installed_release() -> str | None:
 FIRST_RELEASE = installed_release() == "0.5.9"
 """No plugin system, and the oldest forms of all that the tests look at."""
 SPEC_V1 = installed_release() in patches_v1.RELEASES
-"""The spec-v1 worker runs here, without the overlap schedule; no speculation of its own on CPU."""
+"""A release that has the spec-v1 worker, and no speculation of its own on CPU."""
+OVERLAP = os.environ.get("SPEC_EXT_TESTBED_SCHEDULE") == "overlap"
+"""SGLang's overlap schedule everywhere. With topk 1, 0.5.11 and 0.5.12.post1 take their spec-v2
+worker with it; else the test bed has it only where it is asked for."""
 
 
 def environment(*, overlap: bool = False) -> dict[str, str]:
@@ -91,7 +94,7 @@ def server_args(topk: int | None, **overrides: Any) -> dict[str, Any]:
         "device": "cpu",
         "dtype": "float32",
         "attention_backend": "torch_native" if SPEC_V1 else "intel_amx",
-        "disable_overlap_schedule": True,
+        "disable_overlap_schedule": not OVERLAP,
         "disable_cuda_graph": True,
         # Of what was free before the weights; the pool is limited below. An engine that boots
         # beside this one may take a part before it looks again.

@@ -22,7 +22,7 @@ Kind = Literal["function", "method", "staticmethod", "classmethod", "attribute",
 
 # Releases on which the engine tests run. Others run when every contract holds.
 TESTED_RELEASES = ("0.5.9", "0.5.23")
-OLDEST_RELEASE, NEWEST_RELEASE = "0.5.12.post1", "0.5.23"
+OLDEST_RELEASE, NEWEST_RELEASE = "0.5.11", "0.5.23"
 
 SEAM = "seam"
 """What the diffs of `patches/` call the decorator of `seams` in SGLang's sources."""
@@ -66,6 +66,7 @@ _WORKER = "sglang.srt.speculative.eagle_worker_v2"
 _PROCESSOR = "sglang.srt.managers.scheduler_components.batch_result_processor"
 _REPORTER = "sglang.srt.managers.scheduler_components.metrics_reporter"
 _METRICS_MIXIN = "sglang.srt.observability.scheduler_metrics_mixin"
+_OUTPUT_MIXIN = "sglang.srt.managers.scheduler_output_processor_mixin"
 _SPEC_UTILS = "sglang.srt.speculative.spec_utils"
 _MOE_UTILS = "sglang.srt.layers.moe.utils"
 
@@ -144,20 +145,29 @@ SCHEDULER = (
         "scheduler", "does not count target-only steps as verifies of a request",
     ),
     TouchPoint(
-        "resolve_spec_tokens", "sglang.srt.managers.scheduler_output_processor_mixin",
+        "resolve_spec_tokens", _OUTPUT_MIXIN,
         "SchedulerOutputProcessorMixin._resolve_spec_overlap_tokens", "method",
         ("result", "batch"),
         "scheduler", "does not count target-only steps as verifies of a request",
+    ),
+    TouchPoint(
+        "resolve_spec_tokens", _OUTPUT_MIXIN,
+        "SchedulerOutputProcessorMixin._resolve_spec_overlap_token_ids", "method",
+        ("result", "batch"),
+        "scheduler", "the same, where requests that have ended are counted too",
     ),
     TouchPoint(
         "update_spec_metrics", _REPORTER, "SchedulerMetricsReporter.update_spec_metrics", "method",
         ("bs", "num_correct_drafts"),
         "scheduler", "does not count target-only steps into the server's accept length",
     ),
-    TouchPoint(
-        "update_spec_metrics", _METRICS_MIXIN, "SchedulerMetricsMixin.update_spec_metrics",
-        "method", ("bs", "num_correct_drafts"),
-        "scheduler", "does not count target-only steps into the server's accept length",
+    *(
+        TouchPoint(
+            "update_spec_metrics", _METRICS_MIXIN, "SchedulerMetricsMixin.update_spec_metrics",
+            "method", ("bs", drafts),
+            "scheduler", "does not count target-only steps into the server's accept length",
+        )
+        for drafts in ("num_correct_drafts", "num_accepted_drafts")
     ),
     TouchPoint(
         "report_decode_stats", _REPORTER, "SchedulerMetricsReporter.report_decode_stats", "method",
@@ -333,6 +343,11 @@ CALLED = (
         hooked=False,
     ),
     TouchPoint(
+        "recurrent_hidden_spec", "sglang.srt.speculative.eagle_info",
+        "EagleDraftInput.verified_id", "attribute", None,
+        "scheduler", "tells an input that has a hidden state whatever the draft", hooked=False,
+    ),
+    TouchPoint(
         "draft_input", "sglang.srt.speculative.eagle_info", "EagleDraftInput", "class", None,
         "scheduler", "what a step hands to the next one", hooked=False,
     ),
@@ -342,9 +357,20 @@ CALLED = (
         "scheduler", "the tokens that a step consumes", hooked=False,
     ),
     TouchPoint(
+        "bonus_tokens", "sglang.srt.speculative.eagle_info", "EagleDraftInput.verified_id",
+        "attribute", None,
+        "scheduler", "the tokens that a step consumes", hooked=False,
+    ),
+    TouchPoint(
         "stride", "sglang.srt.managers.utils",
         "GenerationBatchResult.speculative_num_draft_tokens", "attribute", None,
         "scheduler", "says that a step made one token per request", hooked=False,
+    ),
+    TouchPoint(
+        "stride", _OUTPUT_MIXIN,
+        "SchedulerOutputProcessorMixin._resolve_spec_overlap_token_ids", "method",
+        ("result", "batch"),
+        "scheduler", "takes each request's tokens out of as many as a verify has", hooked=False,
     ),
     TouchPoint(
         "draft_tp_context", _SPEC_UTILS, "draft_tp_context", "function", None,

@@ -75,6 +75,31 @@ def attach_lengths(result: Any, lengths: torch.Tensor) -> None:
     result.new_seq_lens = lengths
 
 
+def bonus_tokens(draft_input: Any) -> torch.Tensor:
+    """[batch], the last committed token of each request, which no forward has consumed yet."""
+    tokens: torch.Tensor = getattr(draft_input, bonus_field(draft_input))
+    return tokens
+
+
+def bonus_field(draft_input: Any) -> str:
+    """The field of a draft input, or of its class, with these tokens."""
+    return "bonus_tokens" if hasattr(draft_input, "bonus_tokens") else "verified_id"
+
+
+def one_token_per_request(result: Any, verify_width: int) -> None:
+    """Let the scheduler find the tokens of a step that has one per request.
+
+    Args:
+        result: of the step; its ``next_token_ids`` are [batch].
+        verify_width: tokens per request that a verify has.
+    """
+    if _place("stride").kind == "attribute":
+        result.speculative_num_draft_tokens = 1
+        return
+    # it looks for each request's tokens at a multiple of the width
+    result.next_token_ids = result.next_token_ids[:, None].expand(-1, verify_width).flatten()
+
+
 class SharedReads:
     """When a step without a draft is done with the request pool, told to the scheduler.
 
@@ -185,10 +210,15 @@ def keeps_recurrent_state(req_to_token_pool: Any) -> bool:
 
 
 def recurrent_hidden(draft_worker: Any) -> tuple[int | None, torch.dtype]:
-    """Width and dtype of the hidden state that the draft hands from step to step."""
-    if _place("recurrent_hidden_spec").qualname == "EagleDraftInput.hidden_size_for":
+    """Width and dtype of the hidden state that the draft hands from step to step; no width where
+    it hands none on, and reads none of the target."""
+    place = _place("recurrent_hidden_spec").qualname
+    if place == "EagleDraftInput.hidden_size_for":
         draft_input = resolve("draft_input")
         return draft_input.hidden_size_for(draft_worker), draft_input.dtype_for(draft_worker)
+    if place == "EagleDraftInput.verified_id":  # the relay to the next step stores all of it
+        config = draft_worker.draft_runner.model_config
+        return config.spec_hidden_size, config.dtype
     width, dtype = resolve("recurrent_hidden_spec")(draft_worker.draft_runner)
     return width, dtype
 

@@ -38,20 +38,6 @@ def reads_hidden(worker: Any) -> bool:
     return first or not worker.speculative_algorithm.is_standalone()
 
 
-def bonus_tokens(draft_input: Any) -> torch.Tensor:
-    """[batch], the last committed token of each request, which no forward has consumed yet."""
-    tokens: torch.Tensor = getattr(draft_input, _bonus_field(draft_input))
-    return tokens
-
-
-def set_bonus_tokens(draft_input: Any, tokens: torch.Tensor) -> None:
-    setattr(draft_input, _bonus_field(draft_input), tokens)
-
-
-def _bonus_field(draft_input: Any) -> str:
-    return "bonus_tokens" if hasattr(draft_input, "bonus_tokens") else "verified_id"
-
-
 @contextmanager
 def plain(batch: Any) -> Iterator[None]:
     """SGLang takes the batch for one of a server that does not speculate, for as long."""
@@ -134,7 +120,7 @@ def drop_finished(draft_input: Any, rows: list[Any]) -> list[Any]:
     Raises:
         RuntimeError: it has other rows, so whose they are is not known.
     """
-    tokens = bonus_tokens(draft_input)
+    tokens = sglang_api.bonus_tokens(draft_input)
     if tokens.shape[0] != len(rows):
         raise RuntimeError(
             f"the draft input has {tokens.shape[0]} rows for {len(rows)} requests: something "

@@ -4,7 +4,8 @@ Row p of a draft's prefill or draft extend holds token p + 1 at position p, so t
 after L rows belongs at position L. Older workers advance the positions before each step and so
 start at L + 1. Nothing fails; from the second drafted token on, more are rejected.
 
-Bound around spec-v1 up to SGLang 0.5.11. It has it right since 0.5.12.post1, spec-v2 since 0.5.16.
+Bound around spec-v1 up to SGLang 0.5.11. Both workers have it right since 0.5.12.post1; the spec-v2
+worker of 0.5.11 is left as it is.
 """
 
 from __future__ import annotations

@@ -69,13 +69,13 @@ class TargetOnlyStep(Step):
             # whatever graphs there are would be replayed, and those verify
             placed = sglang_api.decoding_on(runner, runner.attn_backend, None)
         with sglang_v1.plain(batch), placed:
-            bonus = sglang_v1.bonus_tokens(draft_input)
+            bonus = sglang_api.bonus_tokens(draft_input)
             result = sglang_v1.plain_decode(target, batch, bonus, self._hidden_mode)
         observe.mark_target_only(result)
 
         tokens = result.next_token_ids.to(torch.int64)
         # all else in the draft input is stale until the resume, and of the right shape
-        sglang_v1.set_bonus_tokens(draft_input, tokens)
+        setattr(draft_input, sglang_api.bonus_field(draft_input), tokens)
         hidden = result.logits_output.hidden_states
         if self._warm_draft is None:
             self._draft_extend(batch, tokens, hidden)
@@ -90,7 +90,7 @@ class TargetOnlyStep(Step):
             return  # SGLang's own extend ran on every step: the draft input is complete
         batch.out_cache_loc = self._reserved_slots(batch, batch.seq_lens - 1)
         hidden = self._warm_draft.last_hidden(batch.req_pool_indices)
-        self._draft_extend(batch, sglang_v1.bonus_tokens(batch.spec_info), hidden)
+        self._draft_extend(batch, sglang_api.bonus_tokens(batch.spec_info), hidden)
 
     def _draft_extend(self, batch: Any, tokens: torch.Tensor, hidden: torch.Tensor | None) -> None:
         with sglang_api.draft_contexts(self._draft):

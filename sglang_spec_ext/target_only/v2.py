@@ -41,7 +41,7 @@ class TargetOnlyStep(Step):
             grammar_barrier()
         start, size = batch.seq_lens, batch.seq_lens.shape[0]
         step = copy.copy(batch)
-        step.input_ids = batch.spec_info.bonus_tokens.to(torch.int64)
+        step.input_ids = sglang_api.bonus_tokens(batch.spec_info).to(torch.int64)
         # the scheduler reserved these slots when it prepared the decode; allocating again leaks
         step.out_cache_loc = self._reserved_slots(batch, start)
         step.seq_lens = start + 1
@@ -63,17 +63,17 @@ class TargetOnlyStep(Step):
             result = sglang_api.target_forward(
                 self.worker.target_worker, step, self._stubs.target_capture
             )
-        result.next_draft_input = self._stubs.draft_input(size, result.next_token_ids)
+        tokens = result.next_token_ids
+        result.next_draft_input = self._stubs.draft_input(size, tokens)
         sglang_api.attach_lengths(result, step.seq_lens)
 
         result.accept_lens = self._stubs.ones(size)
-        result.speculative_num_draft_tokens = 1
+        sglang_api.one_token_per_request(result, self.worker.speculative_num_draft_tokens)
         if batch.return_logprob:
             _one_column(result.logits_output)
         observe.mark_target_only(result)
 
         hidden = result.logits_output.hidden_states
-        tokens = result.next_token_ids
         if self._warm_draft is None:
             self._draft_extend(batch, 0, tokens, hidden, result.next_draft_input)
         else:
@@ -87,7 +87,8 @@ class TargetOnlyStep(Step):
         if self._warm_draft is None:
             return  # SGLang's own extend ran on every step: the draft input is complete
         hidden = self._warm_draft.last_hidden(batch.req_pool_indices)
-        self._draft_extend(batch, 1, batch.spec_info.bonus_tokens, hidden, batch.spec_info)
+        tokens = sglang_api.bonus_tokens(batch.spec_info)
+        self._draft_extend(batch, 1, tokens, hidden, batch.spec_info)
 
     def _draft_extend(
         self,
@@ -141,16 +142,15 @@ class _Stubs:
         self._result_class = GenerationBatchResult
         self._output_class = _logits_output_class()
         self._draft_input_class = sglang_api.resolve("draft_input")
-        standalone = worker.speculative_algorithm.is_standalone()
-        self.target_capture = CaptureHiddenMode.NULL if standalone else CaptureHiddenMode.FULL
         pool_size = worker.draft_worker.req_to_token_pool.req_to_token.shape[0]
         device, topk = worker.device, worker.topk
         self._ones = torch.ones(pool_size, dtype=torch.int32, device=device)
         self._topk_p = torch.zeros((1, topk), dtype=torch.float32, device=device)
         self._topk_index = torch.zeros((1, topk), dtype=torch.int64, device=device)
         width, dtype = sglang_api.recurrent_hidden(worker.draft_worker)
-        self._hidden = None
-        if width is not None and not standalone:
+        self.target_capture, self._hidden = CaptureHiddenMode.NULL, None
+        if width is not None:
+            self.target_capture = CaptureHiddenMode.FULL
             self._hidden = torch.zeros((1, width), dtype=dtype, device=device)
 
     def ones(self, size: int) -> torch.Tensor:
@@ -162,9 +162,9 @@ class _Stubs:
             topk_p=self._topk_p.expand(size, -1),
             topk_index=self._topk_index.expand(size, -1),
             hidden_states=None if self._hidden is None else self._hidden.expand(size, -1),
-            bonus_tokens=bonus_tokens,
             num_tokens_per_req=1,
             num_tokens_for_logprob_per_req=1,
+            **{sglang_api.bonus_field(self._draft_input_class): bonus_tokens},
         )
 
     def result(

@@ -70,6 +70,17 @@ def _synchronize_nothing(llama: ModuleType) -> None:
     replace(llama.torch.cuda, "synchronize", lambda *_, **__: None)
 
 
+def _record_no_stream(overlap_utils: ModuleType) -> None:
+    """The overlap schedule tells the allocator of GPU memory which streams use a tensor."""
+    replace(overlap_utils.torch.Tensor, "record_stream", lambda *_: None)
+
+
+def _find_slots(eagle_info_v2: ModuleType) -> None:
+    """A verify of the spec-v2 worker looks up its KV slots on known devices only, by a kernel that
+    Triton's interpreter runs as well."""
+    replace(eagle_info_v2, "_is_cuda", True)
+
+
 def _mask_on_cpu(xgrammar_backend: ModuleType) -> None:
     """Its way to apply a grammar's mask to logits on a CPU asks for a kernel that no wheel has."""
 
@@ -88,4 +99,6 @@ PATCHES: dict[str, Patch] = {
     "sglang.srt.speculative.draft_utils": _use_branch_attention,
     "sglang.srt.models.llama": _synchronize_nothing,
     "sglang.srt.constrained.xgrammar_backend": _mask_on_cpu,
+    "sglang.srt.managers.overlap_utils": _record_no_stream,
+    "sglang.srt.speculative.eagle_info_v2": _find_slots,
 }

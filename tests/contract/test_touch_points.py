@@ -19,6 +19,7 @@ from sglang_spec_ext.compat.contracts import TOUCH_POINTS, TouchPoint
 
 # Every release from OLDEST_RELEASE to NEWEST_RELEASE; on a new one, move NEWEST_RELEASE and add it.
 RELEASES = (
+    "0.5.11",
     "0.5.12.post1",
     "0.5.13.post1",
     "0.5.14",
@@ -32,7 +33,7 @@ RELEASES = (
     "0.5.22",
     "0.5.23",
 )
-TOO_OLD = ("0.5.11", "0.5.9")
+TOO_OLD = ("0.5.10.post1", "0.5.9")
 
 
 @pytest.fixture
@@ -121,6 +122,8 @@ def test_every_release_has_one_place_of_each_name(
         ("recurrent_hidden_spec", "0.5.15"),
         ("graph_output", "0.5.15"),
         ("generated_sizes", "0.5.19"),
+        ("bonus_tokens", "0.5.12.post1"),
+        ("stride", "0.5.12.post1"),
         ("hidden_mode_of_forward", "0.5.16"),
         ("hidden_states_mode", "0.5.17"),
     ],
@@ -134,9 +137,12 @@ def test_where_a_place_is_the_one_of_today(
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_the_release_with_a_spec_v1_worker(release: str, sources: Callable[[str], Path]) -> None:
+def test_the_releases_with_a_spec_v1_worker_too(
+    release: str, sources: Callable[[str], Path]
+) -> None:
     kinds = [known.worker for known in workers.told(sources(release))]
-    assert kinds == (["spec-v2", "spec-v1"] if release == "0.5.12.post1" else ["spec-v2"])
+    both = release in ("0.5.11", "0.5.12.post1")
+    assert kinds == (["spec-v2", "spec-v1"] if both else ["spec-v2"])
 
 
 @pytest.mark.parametrize("release", TOO_OLD)
@@ -146,16 +152,8 @@ def test_too_old_a_release_is_told_what_it_lacks(
     problems = contracts.check(sources(release))
     text = "\n".join(problems)
     assert (
-        "SchedulerBatchResultProcessor._resolve_spec_v2_tokens: there is no module "
-        "sglang.srt.managers.scheduler_components.batch_result_processor"
-    ) in text
-    assert (
-        "sglang.srt.speculative.eagle_info.EagleDraftInput.bonus_tokens: not found in "
-        "sglang.srt.speculative.eagle_info"
-    ) in text
-    assert (
-        "sglang.srt.managers.utils.GenerationBatchResult.speculative_num_draft_tokens: not found "
-        "in sglang.srt.managers.utils"
+        "SchedulerMetricsReporter.update_spec_metrics: there is no module "
+        "sglang.srt.managers.scheduler_components.metrics_reporter"
     ) in text
     for problem in problems:
         assert any(problem.startswith(f"{point.target}: ") for point in TOUCH_POINTS)

@@ -83,6 +83,30 @@ def test_what_sglang_did_not_count_is_not_taken_back(out: dict[str, bool]) -> No
     assert request.figures() == Request().figures()
 
 
+class EarlierRequest(Request):
+    """Of a release with another name for the histogram."""
+
+    def __init__(self) -> None:
+        super().__init__(done=True)
+        self.spec_acceptance_histogram = self.spec_correct_drafts_histogram
+        del self.spec_correct_drafts_histogram
+
+
+def test_what_sglang_counted_of_an_ended_request_is_taken_back() -> None:
+    def resolve_all(processor: Any, result: Any, batch: Any) -> list[list[int]]:
+        for request in batch.reqs:
+            request.spec_verify_ct += 1
+            request.spec_acceptance_histogram[0] += 1
+        return [[7] for _ in batch.reqs]
+
+    request = EarlierRequest()
+    observe.SpecMetrics().resolve_spec_tokens(
+        resolve_all, None, result(target_only=True), SimpleNamespace(reqs=[request])
+    )
+    assert request.spec_verify_ct == Request().spec_verify_ct
+    assert request.spec_acceptance_histogram == Request().spec_correct_drafts_histogram
+
+
 def test_a_verify_counts_as_before() -> None:
     request = Request()
     tokens = observe.SpecMetrics().resolve_spec_tokens(
@@ -300,7 +324,7 @@ def test_a_draft_that_is_accepted_now_and_then_is_not_mentioned(
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("name", ["num_correct_drafts_per_req_cpu", "accept_length_per_req_cpu"])
+@pytest.mark.parametrize("name", observe._PER_REQUEST)
 def test_the_spec_v1_worker_is_watched_too(name: str, caplog: pytest.LogCaptureFixture) -> None:
     watch = observe.AcceptWatch()
     batch = SimpleNamespace(reqs=[SimpleNamespace(sampling_params=SimpleNamespace(top_k=1))])

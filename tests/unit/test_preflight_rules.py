@@ -258,7 +258,7 @@ NO_OVERLAP = f"{CHAIN} --disable-overlap-schedule"
         ("0.5.9", NO_OVERLAP, V2, False),
         ("0.5.10.post1", CHAIN, {}, True),
         ("0.5.10.post1", CHAIN, V2, False),
-        ("0.5.11", CHAIN, {}, False),
+        ("0.5.11", CHAIN, {}, True),
         ("0.5.11", CHAIN, NO_V2, True),
         ("0.5.11", NO_OVERLAP, {}, True),
         ("0.5.11", TREE, {}, True),

@@ -13,6 +13,8 @@ from pytest_mock import MockerFixture
 
 pytest.importorskip("torch", reason="torch is not installed: the module needs it")
 
+import torch
+
 from sglang_spec_ext.compat import contracts, sglang_api
 from sglang_spec_ext.compat.contracts import TOUCH_POINTS
 
@@ -91,7 +93,45 @@ def test_recurrent_hidden_of_a_draft_worker(has: Has) -> None:
     assert sglang_api.recurrent_hidden(worker) == (8, "bf16")
 
 
+@pytest.mark.parametrize("standalone", [False, True])
+def test_recurrent_hidden_where_every_draft_has_one(has: Has, standalone: bool) -> None:
+    has("recurrent_hidden_spec", "EagleDraftInput.verified_id")
+    config = SimpleNamespace(spec_hidden_size=8, dtype="bf16")
+    algorithm = SimpleNamespace(is_standalone=lambda: standalone)
+    draft = SimpleNamespace(
+        draft_runner=SimpleNamespace(model_config=config), speculative_algorithm=algorithm
+    )
+    assert sglang_api.recurrent_hidden(draft) == (8, "bf16")
+
+
+@pytest.mark.parametrize("field", ["bonus_tokens", "verified_id"])
+def test_the_last_tokens_under_either_name(field: str) -> None:
+    draft_input = type("EagleDraftInput", (), {field: None})
+    assert sglang_api.bonus_field(draft_input) == field
+    given = draft_input()
+    setattr(given, field, "tokens")
+    assert sglang_api.bonus_tokens(given) == "tokens"
+
+
 # ---------------------------------------------------------------------------- batch and result
+
+
+def test_one_token_per_request_said_on_the_result(has: Has) -> None:
+    has("stride", "GenerationBatchResult.speculative_num_draft_tokens")
+    tokens = torch.tensor([7, 8])
+    result = SimpleNamespace(next_token_ids=tokens)
+    sglang_api.one_token_per_request(result, 4)
+    assert result.next_token_ids is tokens
+    assert result.speculative_num_draft_tokens == 1
+
+
+def test_one_token_per_request_in_the_width_of_a_verify(has: Has) -> None:
+    has("stride", "SchedulerOutputProcessorMixin._resolve_spec_overlap_token_ids")
+    result = SimpleNamespace(next_token_ids=torch.tensor([7, 8]))
+    sglang_api.one_token_per_request(result, 4)
+    assert result.next_token_ids.tolist()[::4] == [7, 8]
+    assert result.next_token_ids.shape == (8,)
+    assert result.next_token_ids.is_contiguous()
 
 
 def test_prefill_lengths_of_either_batch() -> None:

@@ -29,7 +29,11 @@ VOCABULARY = 100
 
 
 class Result(SimpleNamespace):
-    """SGLang's GenerationBatchResult, LogitsProcessorOutput and EagleDraftInput."""
+    """SGLang's GenerationBatchResult, LogitsProcessorOutput and, below, EagleDraftInput."""
+
+
+class DraftInput(Result):
+    bonus_tokens: Any = None
 
 
 class Writer(step_stand_ins.Writer):
@@ -73,12 +77,12 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
         yield
 
     api = v2.sglang_api
-    names = {"draft_input": Result, "hybrid_request_pool": HybridReqToTokenPool}
+    names = {"draft_input": DraftInput, "hybrid_request_pool": HybridReqToTokenPool}
     monkeypatch.setattr(api, "resolve", names.__getitem__)
     todays = {point.name: point for point in reversed(contracts.TOUCH_POINTS)}
     monkeypatch.setattr(api, "_place", todays.__getitem__)
     monkeypatch.setattr(api, "draft_contexts", contexts)
-    monkeypatch.setattr(api, "recurrent_hidden", lambda draft: (DRAFT_WIDTH, torch.float16))
+    monkeypatch.setattr(api, "recurrent_hidden", lambda draft: (draft.width, torch.float16))
     monkeypatch.setattr(api, "decode_graph_runner", lambda runner: None)
     monkeypatch.setattr(step, "DraftKVWriter", Writer)
     monkeypatch.setattr(api, "copies_draft_kv", lambda worker: worker.hicache)
@@ -112,6 +116,7 @@ class World:
                 draft_runner=SimpleNamespace(shared_read_done_event=None),
                 req_to_token_pool=SimpleNamespace(req_to_token=req_to_token),
                 _draft_extend_for_decode=self.draft_extend,
+                width=None if standalone else DRAFT_WIDTH,
             ),
             target_worker=SimpleNamespace(
                 forward_batch_generation=self.target,

@@ -103,6 +103,8 @@ def report_state(internal_state: ModuleType) -> None:
 
 
 def report_schedulers_state(scheduler: ModuleType) -> None:
+    if hasattr(scheduler, "SchedulerInternalStateController"):
+        return  # reports it
     cls = scheduler.Scheduler
     get_internal_state = cls.get_internal_state
 
@@ -180,7 +182,7 @@ def switch_step_faults(v2: ModuleType) -> None:
         result = decode(self, batch, *args, **kwargs)
         if is_on("leak"):
             # what a second allocation for slots that are reserved already would do
-            batch.token_to_kv_pool_allocator.alloc(1)
+            self.worker.target_worker.model_runner.token_to_kv_pool_allocator.alloc(1)
         if is_on("compare_draft_kv") and next(compared) == 0:
             say(f"draft kv difference={_difference_to_own_extend(self, batch, result):.3e}")
         return result
@@ -190,15 +192,14 @@ def switch_step_faults(v2: ModuleType) -> None:
 
 def _difference_to_own_extend(step: Any, batch: Any, result: Any) -> float:
     """Largest relative difference of the K/V just written and what SGLang's draft extend writes."""
+    from sglang_spec_ext.compat import sglang_api  # needs torch
+
     slots = step._reserved_slots(batch, batch.seq_lens)
     size = batch.seq_lens.shape[0]
-    scratch = step._stubs.draft_input(size, result.next_token_ids)
+    tokens = sglang_api.bonus_tokens(result.next_draft_input)
+    scratch = step._stubs.draft_input(size, tokens)
     hidden = step._warm_draft.last_hidden(batch.req_pool_indices)
-    return _difference(
-        step,
-        slots,
-        lambda: step._draft_extend(batch, 0, result.next_token_ids, hidden, scratch),
-    )
+    return _difference(step, slots, lambda: step._draft_extend(batch, 0, tokens, hidden, scratch))
 
 
 def switch_v1_step_faults(v1: ModuleType) -> None:
@@ -286,6 +287,7 @@ BY_WORKER: dict[str, dict[str, Patch]] = {
     "spec-v2": {
         "sglang.srt.speculative.eagle_worker_v2": watch_verifies,
         "sglang.srt.managers.scheduler_components.internal_state": report_state,
+        "sglang.srt.managers.scheduler": report_schedulers_state,
         "sglang_spec_ext.target_only.v2": switch_step_faults,
     },
     "spec-v1": {
