@@ -101,16 +101,17 @@ class SpecMetrics:
         self, original: Callable[..., Any], processor: Any, result: Any, batch: Any
     ) -> Any:
         """Around ``SchedulerBatchResultProcessor._resolve_spec_v2_tokens``."""
+        self._skip_update = is_target_only(result)
+        if not self._skip_update:
+            return original(processor, result, batch)
         before = [request.spec_verify_ct for request in batch.reqs]
         tokens = original(processor, result, batch)
-        self._skip_update = is_target_only(result)
-        if self._skip_update:
-            for request, verifies in zip(batch.reqs, before, strict=True):
-                # some releases count requests that have ended meanwhile, some do not
-                if request.spec_verify_ct > verifies:
-                    # undo it: one verify with no accepted draft
-                    request.spec_verify_ct -= 1
-                    _histogram(request)[0] -= 1
+        for request, verifies in zip(batch.reqs, before, strict=True):
+            # some releases count requests that have ended meanwhile, some do not
+            if request.spec_verify_ct > verifies:
+                # undo it: one verify with no accepted draft
+                request.spec_verify_ct -= 1
+                _histogram(request)[0] -= 1
         return tokens
 
     def update_spec_metrics(

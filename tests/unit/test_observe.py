@@ -324,7 +324,14 @@ def test_a_draft_that_is_accepted_now_and_then_is_not_mentioned(
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("name", observe._PER_REQUEST)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "num_correct_drafts_per_req_cpu",
+        "num_accepted_drafts_per_req_cpu",
+        "accept_length_per_req_cpu",
+    ],
+)
 def test_the_spec_v1_worker_is_watched_too(name: str, caplog: pytest.LogCaptureFixture) -> None:
     watch = observe.AcceptWatch()
     batch = SimpleNamespace(reqs=[SimpleNamespace(sampling_params=SimpleNamespace(top_k=1))])
