@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 VOCABULARY, HIDDEN, LAYERS, HEADS, INTERMEDIATE = 512, 256, 4, 16, 512
 LATENT, NOPE, ROPE, VALUE = 512, 128, 64, 128
-DRAFT_HEADS, DRAFT_HEAD = 4, 64
+DRAFT_HEADS, DRAFT_HEAD = 2, 128
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,

@@ -166,18 +166,25 @@ def test_batches_around_every_captured_size_and_above_the_largest(
     assert accept_length(swung) > ACCEPTED
 
 
-def test_a_target_with_latent_attention(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("backend", "topk"),
+    [("triton", 1), ("triton", 4), ("fa3", 1), ("fa3", 4), ("flashinfer", 1), ("flashmla", 1)],
+)
+def test_a_target_with_latent_attention(backend: str, topk: int, tmp_path: Path) -> None:
     """Nothing is trained and bfloat16 has near ties, so the text of two servers differs. But to the
     target, reading all of a text at once, each of its tokens is the best one, or nearly: as often
     as in its own text, and nowhere by as much as a second best one commonly falls short. (The worst
     token of either text is one or two steps of bfloat16 from the best, so these do not compare.)"""
     tiny_mla.write(tmp_path)
-    target = tmp_path / "target"
-    flags = {**speculative(tmp_path / "draft", 1), **TRITON, **THRESHOLD}
+    target, attention = tmp_path / "target", {"attention_backend": backend}
+    flags = {**speculative(tmp_path / "draft", topk), **attention, **THRESHOLD}
+    if backend == "flashmla":  # the draft's attention is an ordinary one
+        flags["speculative_draft_attention_backend"] = "triton"
     swung = run(target, flags, 4, tmp_path / "log")
     assert_crossed(swung, 16)
     texts = [(one["prompt"], one["output"]) for requests in swung["rounds"] for one in requests]
-    read = launch("scoring.py", target, TRITON, load(4) | {"texts": texts}, tmp_path / "log_read")
+    plan = load(4) | {"texts": texts}
+    read = launch("scoring.py", target, attention, plan, tmp_path / "log_read")
     assert len(read["given"]) == len(read["own"]) > 5000
     assert max(read["given"]) < median(read["second"])
     assert sum(read["given"]) < 2 * sum(read["own"])
