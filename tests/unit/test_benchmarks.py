@@ -117,6 +117,20 @@ def test_the_figures_of_the_traces() -> None:
     assert "rests for {} of a step at C = 32, in that of `off` for {}:".format(*rests) in text
 
 
+def test_the_figures_of_the_traces_with_fa3() -> None:
+    name, text = "trace-h200-sglang-0.5.17-fa3-topk4-above-n.json", benchmarks_text()
+    traces = raw(name)
+    assert f"results/{name}" in text
+    steps, gaps = [], []
+    for server in ("threshold", "off"):
+        both = [traces[f"{server}-32-{time}"] for time in ("first", "second")]
+        steps.append(mean(mean(trace["step_us"]) for trace in both) / 1000)
+        gaps.append(mean(median(trace["to_attention_us"]) for trace in both))
+    ours, off = steps
+    assert f"makes {off / ours:.3f} at C = 32: {ours:.3f} ms against {off:.3f}, " in text
+    assert f"{gaps[0] - gaps[1]:.0f} µs of it before the first attention kernel" in text
+
+
 def levels_at(concurrency: int, *names: str) -> dict[str, list[dict[str, Any]]]:
     """By variant, each time that these files measured it there, where garbage was frozen."""
     found: dict[str, list[dict[str, Any]]] = {}
@@ -214,27 +228,47 @@ def test_how_far_steps_up_to_n_differ() -> None:
     text = benchmarks_text()
     triton = [r for sweep in (TRITON_1, TRITON_4) for r in sweep.ratios()["up to N"].values()]
     assert f"differ by up to {100 * max(abs(1 - r) for r in triton):.1f} % to either" in text
-    plain = verify_ms(4, FA3_4.name, "on")
-    assert f"took {min(plain):.2f} to {max(plain):.2f} ms at C = 4" in text
-    ours = sorted(verify_ms(8, FA3_4.name, "threshold=20"))
-    least = min(FA3_4.ratios()["up to N"].values())
-    assert "took {:.2f}, {:.2f} and {:.2f} at C = 8, hence the {:.3f}".format(*ours, least) in text
+    ours, plain = verify_ms(1, FA3_4.name, "threshold=20"), verify_ms(2, FA3_4.name, "on")
+    assert len(ours) == len(plain) == 4
+    assert f"took {min(ours):.2f} to {max(ours):.2f} ms at C = 1 with N = 20" in text
+    assert f"and {min(plain):.2f} to {max(plain):.2f} ms at C = 2 without it" in text
     topk_1 = FA3_1.ratios()["up to N"]
     assert (topk_1[1], topk_1[8]) == (max(topk_1.values()), min(topk_1.values()))
     more, fewer = 100 * (topk_1[1] - 1), 100 * (1 - topk_1[8])
     assert f"{more:.1f} % more verifies at C = 1 and {fewer:.1f} % fewer at 8" in text
 
 
-def test_the_steps_that_were_measured_in_many_turns() -> None:
-    name, text = "rounds-h200-sglang-0.5.17-fa3-topk4.json", benchmarks_text()
+@pytest.mark.parametrize(
+    ("topk", "variant", "forms"),
+    [
+        (
+            1,
+            "threshold=120",
+            {
+                1: "{:.2f} ms against {:.2f} of plain speculation at C = 1",
+                8: ", {:.2f} against {:.2f} at 8",
+                16: " and {:.2f} against {:.2f} at 16, in the median",
+            },
+        ),
+        (
+            4,
+            "threshold=20",
+            {2: "{:.2f} ms against {:.2f} at C = 2", 8: " and {:.2f} against {:.2f} at 8"},
+        ),
+    ],
+)
+def test_the_verifies_that_were_measured_in_many_turns(
+    topk: int, variant: str, forms: dict[int, str]
+) -> None:
+    name, text = f"rounds-h200-sglang-0.5.17-fa3-topk{topk}.json", benchmarks_text()
     assert f"results/{name}" in text
     times = {run["variant"]: len(run["levels"]) for run in raw(name)["runs"]}
-    assert times == {"threshold=20": 2 * 12, "on": 2 * 12}
-    at_8, at_2 = (
-        [median(verify_ms(c, name, variant)) for variant in ("threshold=20", "on")] for c in (8, 2)
-    )
-    assert "took {:.2f} ms against {:.2f} of plain speculation at C = 8".format(*at_8) in text
-    assert "and {:.2f} against {:.2f} at C = 2".format(*at_2) in text
+    assert times == {variant: 12 * len(forms), "on": 12 * len(forms)}
+    in_text = ""
+    for concurrency, form in forms.items():
+        both = [median(verify_ms(concurrency, name, each)) for each in (variant, "on")]
+        in_text += form.format(*both)
+    assert in_text in text
 
 
 def test_that_both_launch_the_same_up_to_n() -> None:
@@ -248,19 +282,33 @@ def test_that_both_launch_the_same_up_to_n() -> None:
     assert "is busy {:.2f} ms with N = 20 and {:.2f} without".format(*busy) in text
 
 
-@pytest.mark.parametrize("topk", [1, 4])
-def test_the_tables_of_the_switches(topk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+SWITCH_COSTS = "switch-cost-h200-sglang-0.5.17-triton-"
+
+
+@pytest.fixture
+def switch_cost(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    switch_cost = importlib.import_module("switch_cost")
-    name = f"switch-cost-h200-sglang-0.5.17-triton-topk{topk}.json"
+    return importlib.import_module("switch_cost")
+
+
+@pytest.mark.parametrize("load", ["topk1", "topk4", "topk1-c16"])
+def test_the_tables_of_the_switches(load: str, switch_cost: ModuleType) -> None:
+    name = f"{SWITCH_COSTS}{load}.json"
     result = raw(name)
     text = (ROOT / "docs" / "benchmarks.md").read_text()
     _, named, after = text.partition(f"results/{name}")
     assert named and after.partition("\n\n")[2].startswith(switch_cost.table(result) + "\n\n")
-    to_target_only, to_speculating, none = (
-        median(result["costs_ms"][kind]) for kind in switch_cost.KINDS
-    )
-    assert max(to_target_only, to_speculating) < none, "less than the request without a switch"
+
+
+def test_the_cost_of_a_switch_in_the_text(switch_cost: ModuleType) -> None:
+    most = 0.0
+    for path in (ROOT / "benchmarks" / "results").glob(f"{SWITCH_COSTS}*.json"):
+        result = raw(path.name)
+        *switches, none = (median(result["costs_ms"][kind]) for kind in switch_cost.KINDS)
+        most = max(most, *(cost / result["step_ms"]["target-only"] for cost in switches))
+        with_4 = result["load"]["concurrency"] == 4
+        assert (max(switches) < none) == with_4, "less than the request without a switch"
+    assert f"**One switch** costs at most {most:.2f} of a target-only step" in benchmarks_text()
 
 
 def test_how_far_measurements_differ_above_n() -> None:
