@@ -22,25 +22,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import pytest
+from by_path import ROOT, load
 
-TOOL = Path(__file__).resolve().parents[2] / "tools" / "apply_patches.py"
-
-
-def load_tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("apply_patches", TOOL)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-tool = load_tool()
+TOOL = ROOT / "tools" / "apply_patches.py"
+tool = load("tools/apply_patches.py")
 
 # ------------------------------------------------------------------------------- a fake world
 

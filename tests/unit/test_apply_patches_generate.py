@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from by_path import load
 
 from sglang_spec_ext.compat import contracts, workers
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-generate = load(ROOT / "patches" / "generate.py")
-tool = load(ROOT / "tools" / "apply_patches.py")
+generate = load("patches/generate.py")
+tool = load("tools/apply_patches.py")
 
 M = "sglang/m.py"
 TEXT = "".join(f"x{i} = {i}\n" for i in range(30)) + "s = '\x0c\u2028'\nlast = 1"

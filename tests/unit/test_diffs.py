@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
 
 import pytest
+from by_path import ROOT, load
 
 from sglang_spec_ext.compat import bootstrap, contracts, diffs, hooks, workers
 from sglang_spec_ext.compat.contracts import TouchPoint
 from sglang_spec_ext.wiring import launcher
 from sglang_spec_ext.wiring.failure import NotBoundError
 
-ROOT = Path(__file__).resolve().parents[2]
 OURS = EntryPoint("spec_ext", "sglang_spec_ext.plugin:register", "sglang.srt.plugins")
 THEIRS = EntryPoint("other", "other:register", "sglang.srt.plugins")
 
@@ -62,12 +61,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
 
 
 def test_the_concerns_are_those_of_the_sources() -> None:
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "patches" / "generate.py")
-    assert spec is not None and spec.loader is not None
-    generate = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = generate
-    spec.loader.exec_module(generate)
-    found = generate.load_concerns(ROOT / "patches" / "source")
+    found = load("patches/generate.py").load_concerns(ROOT / "patches" / "source")
     assert list(diffs.CONCERNS.items()) == [(c.name, c.seams) for c in found if c.seams]
 
 
