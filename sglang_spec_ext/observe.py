@@ -111,7 +111,7 @@ class SpecMetrics:
             if request.spec_verify_ct > verifies:
                 # undo it: one verify with no accepted draft
                 request.spec_verify_ct -= 1
-                _histogram(request)[0] -= 1
+                _under_any(_HISTOGRAMS, request)[0] -= 1
         return tokens
 
     def update_spec_metrics(
@@ -162,9 +162,10 @@ def request_spec_metrics(
         meta_info["spec_accept_length"] = 1 + correct / verifies
 
 
-def _histogram(request: Any) -> list[int]:
-    found: list[int] = next(getattr(request, n) for n in _HISTOGRAMS if hasattr(request, n))
-    return found
+def _under_any(names: tuple[str, ...], record: Any) -> Any:
+    """What the record has under the first of these names under which it has anything."""
+    values = (getattr(record, name, None) for name in names)
+    return next((value for value in values if value is not None), None)
 
 
 class AcceptWatch:
@@ -201,11 +202,9 @@ class AcceptWatch:
     def _look_at(self, result: Any, batch: Any) -> None:
         if self._verifies >= self.WINDOW or is_target_only(result):
             return
-        for name in _PER_REQUEST:
-            correct = getattr(result, name, None)
-            if correct is not None:
-                self._count(batch.reqs, correct)
-                return
+        correct = _under_any(_PER_REQUEST, result)
+        if correct is not None:
+            self._count(batch.reqs, correct)
 
     def _count(self, requests: Any, correct: list[int]) -> None:
         for request, drafts in zip(requests, correct, strict=True):
