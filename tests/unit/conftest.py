@@ -1,12 +1,15 @@
-"""Fixtures of the tests of `plugin` and `wiring`, and an HTTP server."""
+"""Fixtures of the tests of `plugin`, `wiring` and `benchmarks`, and an HTTP server."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import ModuleType
 
 import pytest
+from by_path import ROOT
 from http_answers import Serve, serving
 from wiring_stand_ins import Bindings, FakeAPI
 
@@ -20,6 +23,18 @@ from sglang_spec_ext.wiring.asked import asked
 def serve() -> Iterator[Serve]:
     with serving() as start:
         yield start
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Programs of `benchmarks/` by name; they import one another, as when one is run."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module
+
+
+@pytest.fixture
+def switch_cost(program: Callable[[str], ModuleType]) -> ModuleType:
+    return program("switch_cost")
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,9 +21,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def log_cost(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("log_cost")
+def log_cost(program: Callable[[str], ModuleType]) -> ModuleType:
+    return program("log_cost")
 
 
 def raw(name: str) -> dict[str, Any]:
@@ -283,12 +282,6 @@ def test_that_both_launch_the_same_up_to_n() -> None:
 
 
 SWITCH_COSTS = "switch-cost-h200-sglang-0.5.17-triton-"
-
-
-@pytest.fixture
-def switch_cost(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("switch_cost")
 
 
 @pytest.mark.parametrize("load", ["topk1", "topk4", "topk1-c16"])

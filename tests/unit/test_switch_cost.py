@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
 TARGET_MS, VERIFY_MS, EACH = 5.0, 9.0, 40
-
-
-@pytest.fixture
-def switch_cost(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("switch_cost")
 
 
 Chunks = list[tuple[float, int]]

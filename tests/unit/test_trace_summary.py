@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,9 +18,8 @@ WRITE = "store_kvcache"
 
 
 @pytest.fixture
-def trace_summary(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("trace_summary")
+def trace_summary(program: Callable[[str], ModuleType]) -> ModuleType:
+    return program("trace_summary")
 
 
 def event(name: str, start: float, duration: float, **more: Any) -> dict[str, Any]:
