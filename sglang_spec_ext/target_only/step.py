@@ -75,6 +75,9 @@ class Step(ABC):
         self.largest_threshold = largest_threshold()
         observe.log_start(self.worker, self.policy.settings, self.own_extend_reason)
 
+    def attach(self, scheduler: Any) -> None:  # noqa: B027
+        """Called once with the scheduler whose worker this is, as soon as it is complete."""
+
     def _can_resume(self) -> bool:
         """False if one more target-only step has to come before the resume."""
         return True
@@ -118,9 +121,6 @@ class Step(ABC):
 
     def _reserved_slots(self, batch: Any, positions: torch.Tensor) -> torch.Tensor:
         """KV slots that the requests hold already, as int64 in the shape of ``positions``.
-
-        SGLang has a kernel for this that compiles anew for each power of two of requests, while
-        requests wait.
 
         Args:
             positions: [batch] or [batch, any] int64.

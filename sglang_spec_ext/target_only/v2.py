@@ -17,7 +17,8 @@ import torch
 from sglang_spec_ext import observe
 from sglang_spec_ext.args import Settings
 from sglang_spec_ext.compat import sglang_api
-from sglang_spec_ext.target_only.step import Step
+from sglang_spec_ext.target_only import fused
+from sglang_spec_ext.target_only.step import Forward, Step
 
 
 class TargetOnlyStep(Step):
@@ -25,9 +26,20 @@ class TargetOnlyStep(Step):
 
     def __init__(self, worker: Any, settings: Settings) -> None:
         super().__init__(worker, settings, worker.draft_worker)
+        self._relay: sglang_api.Relay | None = None
         self._stubs = _Stubs(worker)
         self._shared_reads = sglang_api.SharedReads(worker)
         self._start(self._stubs.target_capture)
+        none = torch.zeros(1, dtype=torch.int64, device=self._req_to_token.device)
+        fused.reserved_slots(self._req_to_token, none, none)  # else it compiles while requests wait
+
+    def attach(self, scheduler: Any) -> None:
+        self._relay = sglang_api.Relay.of(scheduler)
+
+    def forward(self, original: Forward, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._relay is not None:
+            self._relay.take_all()
+        return super().forward(original, batch, *args, **kwargs)
 
     def _decode(
         self,
@@ -43,8 +55,9 @@ class TargetOnlyStep(Step):
         step = copy.copy(batch)
         step.input_ids = sglang_api.bonus_tokens(batch.spec_info).to(torch.int64)
         # the scheduler reserved these slots when it prepared the decode; allocating again leaks
-        step.out_cache_loc = self._reserved_slots(batch, start)
-        step.seq_lens = start + 1
+        step.out_cache_loc, step.seq_lens = fused.reserved_slots(
+            self._req_to_token, batch.req_pool_indices, start
+        )
         if batch.seq_lens_cpu is not None:
             step.seq_lens_cpu = batch.seq_lens_cpu + 1
         step.seq_lens_sum = None if batch.seq_lens_sum is None else batch.seq_lens_sum + size
@@ -64,10 +77,13 @@ class TargetOnlyStep(Step):
                 self.worker.target_worker, step, self._stubs.target_capture
             )
         tokens = result.next_token_ids
-        result.next_draft_input = self._stubs.draft_input(size, tokens)
+        if self._only_tokens():
+            result.next_draft_input = self._stubs.tokens(tokens)
+        else:
+            result.next_draft_input = self._stubs.draft_input(size, tokens)
         sglang_api.attach_lengths(result, step.seq_lens)
 
-        result.accept_lens = self._stubs.ones(size)
+        result.accept_lens = self._stubs.accept_lens(size)
         sglang_api.one_token_per_request(result, self.worker.speculative_num_draft_tokens)
         if batch.return_logprob:
             _one_column(result.logits_output)
@@ -82,6 +98,13 @@ class TargetOnlyStep(Step):
             )
         self.counts.warmed(size)
         return result
+
+    def _only_tokens(self) -> bool:
+        """Whether the next step gets no more than the tokens of this one: without a draft extend
+        there is nothing else, and the resume makes it for all requests alike."""
+        return (
+            self._warm_draft is not None and self._relay is not None and self._relay.take_tokens()
+        )
 
     def _resume(self, batch: Any) -> None:
         if self._warm_draft is None:
@@ -145,6 +168,7 @@ class _Stubs:
         pool_size = worker.draft_worker.req_to_token_pool.req_to_token.shape[0]
         device, topk = worker.device, worker.topk
         self._ones = torch.ones(pool_size, dtype=torch.int32, device=device)
+        self._accept_lens = torch.ones(pool_size, dtype=torch.int32)
         self._topk_p = torch.zeros((1, topk), dtype=torch.float32, device=device)
         self._topk_index = torch.zeros((1, topk), dtype=torch.int64, device=device)
         width, dtype = sglang_api.recurrent_hidden(worker.draft_worker)
@@ -156,15 +180,26 @@ class _Stubs:
     def ones(self, size: int) -> torch.Tensor:
         return self._ones[:size]
 
+    def accept_lens(self, size: int) -> torch.Tensor:
+        """On the host, where the scheduler reads them."""
+        return self._accept_lens[:size]
+
     def draft_input(self, size: int, bonus_tokens: torch.Tensor) -> Any:
         """Draft input of ``size`` requests; the relay and filter/merge index all its tensors."""
-        return self._draft_input_class(
+        return self.tokens(
+            bonus_tokens,
             topk_p=self._topk_p.expand(size, -1),
             topk_index=self._topk_index.expand(size, -1),
             hidden_states=None if self._hidden is None else self._hidden.expand(size, -1),
+        )
+
+    def tokens(self, bonus_tokens: torch.Tensor, **more: Any) -> Any:
+        """Draft input of nothing but the tokens, for a relay that takes no more."""
+        return self._draft_input_class(
             num_tokens_per_req=1,
             num_tokens_for_logprob_per_req=1,
             **{sglang_api.bonus_field(self._draft_input_class): bonus_tokens},
+            **more,
         )
 
     def result(

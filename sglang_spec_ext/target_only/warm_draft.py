@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from sglang_spec_ext.compat import sglang_api
+from sglang_spec_ext.target_only import fused
 from sglang_spec_ext.target_only.draft_kv import DraftKVWriter
 
 WAITING_ROWS = 1024
@@ -67,6 +68,8 @@ class WarmDraft:
         self._requests: torch.Tensor | None = None
         self._sizes = graph_sizes(self._capacity)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        row = self._columns[0, :1]  # else it compiles while requests wait
+        fused.keep_rows(self._hidden, self._columns, 0, self._hidden[:1], (row, row, row, row))
 
     def capture(self) -> None:
         """Capture the write as CUDA graphs."""
@@ -112,11 +115,8 @@ class WarmDraft:
         if pool_indices is not self._requests or self._rows + size > self._capacity:
             self.catch_up()
         self._requests = pool_indices
-        new = slice(self._rows, self._rows + size)
-        self._hidden[new].copy_(hidden)
-        torch._foreach_copy_(
-            list(self._columns[:, new].unbind()), [tokens, positions, slots, pool_indices]
-        )
+        columns = (tokens, positions, slots, pool_indices)
+        fused.keep_rows(self._hidden, self._columns, self._rows, hidden, columns)
         self._rows, self._rows_of_step = self._rows + size, size
         if not self._waits:
             self.catch_up()
