@@ -18,7 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-Kind = Literal["function", "method", "staticmethod", "classmethod", "attribute", "class"]
+Kind = Literal["function", "method", "staticmethod", "classmethod", "attribute", "field", "class"]
+"""An attribute is of a class, a field what a method of it gives its object."""
 
 # Releases on which the engine tests run. Others run when every contract holds.
 TESTED_RELEASES = ("0.5.9", "0.5.23")
@@ -362,6 +363,17 @@ CALLED = (
         "scheduler", "the tokens that a step consumes", hooked=False,
     ),
     TouchPoint(
+        "relay", "sglang.srt.managers.overlap_utils", "FutureMap.need_topk", "field", None,
+        "scheduler", "leaves out of the relay what a target-only step has nothing to say about",
+        hooked=False,
+    ),
+    TouchPoint(
+        "relay", "sglang.srt.speculative.spec_info", "SpeculativeAlgorithm.supports_spec_v2",
+        "method", (),
+        "scheduler", "knows of no algorithm what it needs of the relay, which takes everything",
+        hooked=False,
+    ),
+    TouchPoint(
         "stride", "sglang.srt.managers.utils",
         "GenerationBatchResult.speculative_num_draft_tokens", "attribute", None,
         "scheduler", "says that a step made one token per request", hooked=False,
@@ -543,7 +555,8 @@ def gap(point: TouchPoint, site: Path) -> str | None:
     if not source.exists():
         return f"{point.target}: there is no module {point.module}"
     found = _definitions(source).get(point.qualname)
-    if found is None:
+    # what a method gives an object under a name is no sign that the class still has it
+    if found is None or (found.kind == "field" and point.kind != "field"):
         return f"{point.target}: not found in {point.module}"
     kind, parameters, _ = found
     if kind != point.kind:
@@ -579,7 +592,7 @@ class _Definition(NamedTuple):
 
 
 def _definitions(source: Path) -> dict[str, _Definition]:
-    """Every function, class, method and class attribute of a file."""
+    """Every function, class, method, attribute and field of a file."""
     return _parsed(source.read_bytes())
 
 
@@ -595,6 +608,9 @@ def _parsed(source: bytes) -> dict[str, _Definition]:
                 visit(node.body, prefix + node.name + ".")
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 found.setdefault(prefix + node.name, _function(node, in_class=bool(prefix)))
+                if prefix:
+                    for name in _fields(node):
+                        found.setdefault(prefix + name, _Definition("field", []))
             elif prefix and isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 in_seam = isinstance(node.value, ast.Call) and _is_seam(node.value.func)
                 found[prefix + node.target.id] = _Definition("attribute", [], in_seam)
@@ -622,6 +638,15 @@ def _collection_paused() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _fields(method: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    """Names of what a method gives its object, whatever happens in it."""
+    for node in method.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets:
+            if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
+                yield target.attr
 
 
 def _is_seam(node: ast.expr) -> bool:

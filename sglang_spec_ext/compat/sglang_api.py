@@ -136,6 +136,48 @@ class SharedReads:
         setattr(self._asked, self._event, done)
 
 
+class Relay:
+    """What SGLang's overlap schedule hands from each step to the next one, a row per request.
+
+    Beside the tokens these are the draft's proposals and its hidden state. Some algorithms have
+    less, and the scheduler's ``FutureMap`` keeps in fields of its own what there is. With them off
+    it takes, and gives the next step, what that of a server without speculation does.
+
+    Args:
+        future_map: of the scheduler, with such fields.
+    """
+
+    _FIELDS = ("need_topk", "need_hidden_states")
+
+    def __init__(self, future_map: Any) -> None:
+        self._future_map = future_map
+        self._left_out: dict[str, bool] = {}
+
+    @classmethod
+    def of(cls, scheduler: Any) -> Relay | None:
+        """None where no step goes through a relay, or through one without these fields."""
+        if not scheduler.enable_overlap or _place("relay").kind != "field":
+            return None
+        return cls(scheduler.future_map)
+
+    def take_tokens(self) -> bool:
+        """Take no more than the tokens of this step; False if that cannot be."""
+        if not self._left_out:
+            # some releases set the fields with the first step, whose rows they are sized by
+            if not hasattr(self._future_map, self._FIELDS[0]):
+                return False
+            self._left_out = {name: getattr(self._future_map, name) for name in self._FIELDS}
+        for name in self._left_out:
+            setattr(self._future_map, name, False)
+        return True
+
+    def take_all(self) -> None:
+        """Take everything of the steps that come."""
+        for name, needed in self._left_out.items():
+            setattr(self._future_map, name, needed)
+        self._left_out = {}
+
+
 @contextmanager
 def draft_contexts(draft_worker: Any) -> Iterator[None]:
     """The contexts in which SGLang itself runs the draft: its TP group, its MoE backends."""

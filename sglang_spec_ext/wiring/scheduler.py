@@ -125,6 +125,7 @@ def _make_step(scheduler: Any) -> None:
     from sglang_spec_ext.compat import sglang_api
 
     step = _step_of(scheduler.draft_worker)
+    step.attach(scheduler)
     _metrics.counts = step.counts
     _runtime_state = RuntimeState(step, sglang_api.metrics_collector(scheduler))
 

@@ -53,9 +53,16 @@ def edit(point: TouchPoint, site: Path, change: Callable[[ast.AST], None]) -> No
     file = file_of(point, site)
     tree = ast.parse(file.read_bytes())
     scope: Any = tree
-    for name in point.qualname.split("."):
+    *owners, last = point.qualname.split(".")
+    for name in owners:
         scope = next(node for node in scope.body if defines(node, name))
-    change(scope)
+    if point.kind == "field":
+        methods = [node for node in scope.body if isinstance(node, ast.FunctionDef)]
+        for node in (node for method in methods for node in ast.walk(method)):
+            if isinstance(node, ast.Attribute) and ast.unparse(node) == f"self.{last}":
+                change(node)
+    else:
+        change(next(node for node in scope.body if defines(node, last)))
     file.write_text(ast.unparse(tree))
 
 
@@ -72,6 +79,8 @@ def rename(node: Any) -> None:
         node.target = ast.Name("moved_away")
     elif isinstance(node, ast.Assign):
         node.targets = [ast.Name("moved_away")]
+    elif isinstance(node, ast.Attribute):
+        node.attr = "moved_away"
     else:
         node.name = "moved_away"
 
@@ -118,6 +127,7 @@ def test_every_release_has_one_place_of_each_name(
         ("new_lengths", "0.5.13.post1"),
         ("graph_sizes", "0.5.14"),
         ("decode_graph_runner", "0.5.14"),
+        ("relay", "0.5.14"),
         ("kv_write_location", "0.5.14"),
         ("recurrent_hidden_spec", "0.5.15"),
         ("graph_output", "0.5.15"),

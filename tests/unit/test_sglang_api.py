@@ -158,6 +158,44 @@ def test_new_lengths_in_the_draft_input_with_an_event(has: Has, mocker: MockerFi
     assert vars(result.next_draft_input) == {"new_seq_lens": lengths, "verify_done": event}
 
 
+def scheduler_of(future_map: Any, enable_overlap: bool = True) -> Any:
+    return SimpleNamespace(enable_overlap=enable_overlap, future_map=future_map)
+
+
+def test_a_relay_takes_tokens_alone_until_it_takes_all_again(has: Has) -> None:
+    has("relay", "FutureMap.need_topk")
+    future_map = SimpleNamespace(need_topk=True, need_hidden_states=False)
+    relay = sglang_api.Relay.of(scheduler_of(future_map))
+    assert relay is not None
+    for _ in range(2):
+        for _ in range(2):
+            assert relay.take_tokens()
+            assert vars(future_map) == {"need_topk": False, "need_hidden_states": False}
+        relay.take_all()
+        relay.take_all()
+        assert vars(future_map) == {"need_topk": True, "need_hidden_states": False}
+
+
+def test_a_relay_that_is_not_set_up_yet_is_left_alone(has: Has) -> None:
+    has("relay", "FutureMap.need_topk")
+    future_map = SimpleNamespace()
+    relay = sglang_api.Relay.of(scheduler_of(future_map))
+    assert relay is not None
+    assert not relay.take_tokens()
+    relay.take_all()
+    assert vars(future_map) == {}
+
+
+def test_a_relay_that_takes_everything_is_none_to_us(has: Has) -> None:
+    has("relay", "SpeculativeAlgorithm.supports_spec_v2")
+    assert sglang_api.Relay.of(scheduler_of(SimpleNamespace())) is None
+
+
+def test_without_the_overlap_schedule_there_is_no_relay(has: Has) -> None:
+    has("relay", "FutureMap.need_topk")
+    assert sglang_api.Relay.of(scheduler_of(None, enable_overlap=False)) is None
+
+
 READ_DONE = {
     "war_fastpath_runner": "war_fastpath_read_done_event",
     "last_shared_read_runner": "shared_read_done_event",

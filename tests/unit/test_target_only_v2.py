@@ -528,6 +528,66 @@ def test_resume_without_lengths_on_the_host(world: World) -> None:
     assert view.seq_lens_sum is None
 
 
+# ---------------------------------------------------------------------------- the relay
+
+
+class FutureMap(SimpleNamespace):
+    """What SGLang's relay takes, and whether it takes more than tokens."""
+
+    @property
+    def takes_all(self) -> bool:
+        assert self.need_topk == self.need_hidden_states
+        return bool(self.need_topk)
+
+
+def relayed_by(world: World) -> FutureMap:
+    """The overlap schedule's relay, seen by what SGLang's own step and its prefills leave."""
+    made = FutureMap(need_topk=True, need_hidden_states=True)
+    world.step.attach(SimpleNamespace(enable_overlap=True, future_map=made))
+    world.original.side_effect = lambda *a, **k: EVENTS.append(f"original {made.takes_all}")
+    return made
+
+
+def test_a_step_without_proposals_relays_none(world: World) -> None:
+    relay = relayed_by(world)
+    result = world.decode(decode_batch(THREE))
+    assert not relay.takes_all
+    given = vars(result.next_draft_input)
+    assert given.pop("bonus_tokens") is result.next_token_ids
+    assert given == {"num_tokens_per_req": 1, "num_tokens_for_logprob_per_req": 1}
+
+
+def test_all_that_sglang_itself_does_is_relayed_whole(world: World) -> None:
+    relay = relayed_by(world)
+    world.decode(decode_batch(TWO))
+    world.decode(decode_batch(THREE))
+    world.original.side_effect = lambda *a, **k: EVENTS.append(relay.takes_all) or PREFILLED
+    world.decode(extend_batch({3: 4}))
+    world.decode(decode_batch(THREE))
+    assert not relay.takes_all
+    world.decode(decode_batch(TWO))
+    assert [event for event in EVENTS if event is True or str(event).startswith("orig")] == [
+        "original True", True, True,
+    ]  # fmt: skip
+    assert relay.takes_all
+
+
+def test_the_resume_fills_what_was_not_relayed(world: World) -> None:
+    relayed_by(world)
+    last = world.decode(decode_batch(THREE)).next_draft_input
+    batch = decode_batch(TWO, spec_info=last)
+    last.bonus_tokens = last.bonus_tokens[:2]
+    _, result = resume(world, batch)
+    assert result.next_draft_input is last
+
+
+def test_a_draft_that_extends_on_every_step_relays_its_proposals(own_extend: World) -> None:
+    relay = relayed_by(own_extend)
+    result = own_extend.decode(decode_batch(THREE))
+    assert relay.takes_all
+    assert tuple(result.next_draft_input.topk_p.shape) == (3, TOPK)
+
+
 # ---------------------------------------------------------------------------- other drafts
 
 
