@@ -11,6 +11,8 @@ so a trace of 20 samplings has 19 steps. Of each trace:
 - to_attention_us: from the end of sampling to the start of the first attention kernel after it.
 - launches: kernels and copies of each step. Steps with the most common number are the ordinary
   ones; a step with more does something that the others do not.
+- outside_graphs: those of them that no CUDA graph launched; the trace gives what a graph launches
+  one correlation.
 - kernels: launches and microseconds of each kernel in a mean ordinary step.
 - more: the same of what a mean step with more launches has beyond an ordinary one.
 
@@ -51,14 +53,21 @@ class Span:
     name: str
     start: float
     end: float
+    in_graph: bool
 
 
 def spans_of(trace: dict[str, Any]) -> list[Span]:
     """Everything that ran on the GPU, by start."""
+    events = [event for event in trace.get("traceEvents", ()) if event.get("cat") in ON_GPU]
+    launched = Counter(event["args"]["correlation"] for event in events)
     spans = [
-        Span(event["name"], event["ts"], event["ts"] + event["dur"])
-        for event in trace.get("traceEvents", ())
-        if event.get("cat") in ON_GPU
+        Span(
+            event["name"],
+            event["ts"],
+            event["ts"] + event["dur"],
+            launched[event["args"]["correlation"]] > 1,
+        )
+        for event in events
     ]
     return sorted(spans, key=lambda span: span.start)
 
@@ -125,6 +134,7 @@ def summary(trace: dict[str, Any], sampling: str, attention: str) -> dict[str, A
         "busy_us": [round(busy_us(step), 1) for step in steps],
         "to_attention_us": [round(to_attention_us(step, attention), 1) for step in steps],
         "launches": launches,
+        "outside_graphs": [sum(not span.in_graph for span in step[:-1]) for step in steps],
         "kernels": {name: rounded(*cost) for name, cost in ordinary.items()},
         "more": {},
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,8 +23,16 @@ def trace_summary(program: Callable[[str], ModuleType]) -> ModuleType:
     return program("trace_summary")
 
 
-def event(name: str, start: float, duration: float, **more: Any) -> dict[str, Any]:
-    return {"cat": "kernel", "name": name, "ts": start, "dur": duration, "tid": 7, **more}
+correlations = count(1)
+
+
+def event(
+    name: str, start: float, duration: float, graph: int | None = None, **more: Any
+) -> dict[str, Any]:
+    """A kernel, of the launch ``graph`` of a CUDA graph or of its own."""
+    args = {"correlation": next(correlations) if graph is None else -graph}
+    times = {"ts": start, "dur": duration}
+    return {"cat": "kernel", "name": name, **times, "tid": 7, "args": args, **more}
 
 
 def trace(writes_at: int | None = None) -> dict[str, Any]:
@@ -38,8 +47,8 @@ def trace(writes_at: int | None = None) -> dict[str, Any]:
         events += [
             event(SAMPLING, start, 10),
             event("Memcpy DtoH", start + 8, 6, cat="gpu_memcpy", tid=9),  # 4 us of it alone
-            event(ATTENTION, start + 30 + later, 20),
-            event(ATTENTION, start + 60 + later, 20),
+            event(ATTENTION, start + 30 + later, 20, graph=place + 1),
+            event(ATTENTION, start + 60 + later, 20, graph=place + 1),
         ]
         if later:
             events.append(event(WRITE, start + 20, 15))
@@ -53,6 +62,7 @@ def test_steps_and_what_they_are_busy_with(trace_summary: ModuleType) -> None:
     assert result["busy_us"] == [10 + 4 + 20 + 20] * 3
     assert result["to_attention_us"] == [20.0] * 3
     assert result["launches"] == [4] * 3
+    assert result["outside_graphs"] == [2] * 3
     assert result["kernels"][ATTENTION] == [2.0, 40.0]
     assert result["kernels"]["Memcpy DtoH"] == [1.0, 6.0]
     assert not result["more"]
@@ -61,6 +71,7 @@ def test_steps_and_what_they_are_busy_with(trace_summary: ModuleType) -> None:
 def test_a_step_that_does_more_stays_out_of_the_ordinary_ones(trace_summary: ModuleType) -> None:
     result = trace_summary.summary(trace(writes_at=1), "ArgMaxOps", ATTENTION)
     assert result["launches"] == [4, 5, 4]
+    assert result["outside_graphs"] == [2, 3, 2]
     assert result["to_attention_us"] == [20.0, 40.0, 20.0]
     assert WRITE not in result["kernels"]
     assert result["more"] == {WRITE: [1.0, 15.0]}
