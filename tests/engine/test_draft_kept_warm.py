@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from acceptance import accept_length, after_resume, never_off, window
@@ -77,24 +78,45 @@ def test_requests_prefilled_while_off_are_warm_too(
     assert resumed == never_off(static_server, joined, resumed[0][0])
 
 
-def test_request_whose_first_decode_is_the_resume(
-    crossing_server: Server, static_server: Server
-) -> None:
+def resume_with_one_just_prefilled(server: Server, seed: int) -> tuple[Crossing, dict[str, Any]]:
     """It waits for a place among eight; when the burst ends, its prefill is the last step off."""
-    long = language_bodies(2, 2 * LONG, first_seed=280)
-    burst = language_bodies(6, 2 * OFF, first_seed=290)
-    waiting = greedy_body(prompts.prompt_ids(299), LONG, rid=fresh_rid("waiting"))
+    long = language_bodies(2, 2 * LONG, first_seed=seed)
+    burst = language_bodies(6, 2 * OFF, first_seed=seed + 10)
+    waiting = greedy_body(prompts.prompt_ids(seed + 19), LONG, rid=fresh_rid("waiting"))
 
     def send_once_full(crossing: Crossing) -> None:
         for stream in crossing.burst:
             stream.wait_for(4)
-        crossing.burst.append(Stream(crossing_server, waiting))
+        crossing.burst.append(Stream(server, waiting))
 
-    crossing = cross(crossing_server, long, burst, during=send_once_full)
+    crossing = cross(server, long, burst, during=send_once_full)
     assert_language(crossing)
-    resumed = after_resume(crossing, waiting)
-    need(resumed[0][0] == prompts.ORDER, "it has decoded before the resume")
-    assert resumed == never_off(static_server, waiting, prompts.ORDER)
+    need(after_resume(crossing, waiting)[0][0] == prompts.ORDER, "it decoded before the resume")
+    return crossing, waiting
+
+
+def test_request_whose_first_decode_is_the_resume(
+    crossing_server: Server, static_server: Server
+) -> None:
+    crossing, waiting = resume_with_one_just_prefilled(crossing_server, 280)
+    assert after_resume(crossing, waiting) == never_off(static_server, waiting, prompts.ORDER)
+
+
+def test_a_resume_writes_again_what_each_last_position_holds(
+    crossing_server: Server, faults: Faults
+) -> None:
+    """It has each request's own hidden state, also that of one that was just prefilled: acceptance
+    would hardly show it, because the tiny draft reads little of them."""
+
+    def difference(seed: int) -> float:
+        crossing, _ = resume_with_one_just_prefilled(crossing_server, seed)
+        found = re.findall(r"probe: resume kv difference=(\S+)", "\n".join(crossing.log))
+        return max(map(float, found))
+
+    with faults.on("compare_resume"):
+        assert difference(1280) < 1e-5  # float32
+        with faults.on("lose_prefill"):
+            assert difference(2280) > 0.1, "the comparison would not notice a state that is lost"
 
 
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])

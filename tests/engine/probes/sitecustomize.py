@@ -153,6 +153,7 @@ def _raw(target: str) -> Any:
 # ------------------------------------------------------------------ turned on by a file
 def switch_draft_kv_faults(warm_draft: ModuleType) -> None:
     write, stepped = warm_draft.DraftKVWriter.write, warm_draft.WarmDraft.stepped
+    prefilled = warm_draft.WarmDraft.prefilled
 
     def write_and_say(self: Any, tokens: Any, *args: Any) -> None:
         say(f"draft kv rows={len(tokens)}")
@@ -165,8 +166,29 @@ def switch_draft_kv_faults(warm_draft: ModuleType) -> None:
             slots = slots * 0  # the sink of padded rows
         stepped(self, pool_indices, tokens, hidden, positions, slots)
 
+    def prefilled_unless_lost(self: Any, pool_indices: Any, hidden: Any) -> None:
+        if not is_on("lose_prefill"):
+            prefilled(self, pool_indices, hidden)
+
     warm_draft.DraftKVWriter.write = write_and_say
     warm_draft.WarmDraft.stepped = stepped_unless_cold
+    warm_draft.WarmDraft.prefilled = prefilled_unless_lost
+
+
+def probe_resumes(cls: Any) -> None:
+    """Say how far what a resume writes is from what each request's last position held already."""
+    resume = cls._resume
+
+    def resume_and_compare(self: Any, batch: Any) -> None:
+        if not is_on("compare_resume"):
+            resume(self, batch)
+            return
+        self._warm_draft.catch_up()
+        slots = self._reserved_slots(batch, batch.seq_lens - 1)
+        difference = _difference(self, slots, lambda: resume(self, batch))
+        say(f"resume kv difference={difference:.3e}")
+
+    cls._resume = resume_and_compare
 
 
 COMPARE_EVERY = 3
@@ -188,6 +210,7 @@ def switch_step_faults(v2: ModuleType) -> None:
         return result
 
     cls._decode = decode_and_probe
+    probe_resumes(cls)
 
 
 def _difference_to_own_extend(step: Any, batch: Any, result: Any) -> float:
@@ -226,6 +249,7 @@ def switch_v1_step_faults(v1: ModuleType) -> None:
         return result
 
     cls._decode, v1.InFlight._commit = decode_and_probe, commit_and_say
+    probe_resumes(cls)
 
 
 def _difference(step: Any, slots: Any, own_extend: Callable[[], None]) -> float:
