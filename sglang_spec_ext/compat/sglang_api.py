@@ -141,7 +141,9 @@ class Relay:
 
     Beside the tokens these are the draft's proposals and its hidden state. Some algorithms have
     less, and the scheduler's ``FutureMap`` keeps in fields of its own what there is. With them off
-    it takes, and gives the next step, what that of a server without speculation does.
+    it takes, and gives the next step, what that of a server without speculation does. From 0.5.22
+    on its ``stash`` leaves out by itself what a step lacks; once that is the oldest release with
+    the fields, ``take_all`` and they can go.
 
     Args:
         future_map: of the scheduler, with such fields.

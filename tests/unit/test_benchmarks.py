@@ -221,6 +221,19 @@ def test_the_limit_that_the_readme_names() -> None:
     assert f"the levels come to {mean(above):.3f} in the mean." in benchmarks_text()
 
 
+def test_the_levels_above_n_of_the_spec_v1_worker() -> None:
+    above = []
+    for topk, threshold in ((1, 24), (4, 20)):
+        name = f"h200-sglang-0.5.12.post1-spec-v1-triton-topk{topk}.json"
+        runs = {run["variant"]: run["levels"] for run in raw(name)["runs"]}
+        for ours, off in zip(runs[f"threshold={threshold}"], runs["off"], strict=True):
+            if ours["concurrency"] > threshold:
+                above.append(ours["server_tok_s"] / off["server_tok_s"])
+    figures = f"{min(above):.3f}-{max(above):.3f}"
+    assert f"Above N it decodes at {figures} of a server without" in benchmarks_text()
+    assert f"{figures} on spec-v1; our aim is" in (ROOT / "README.md").read_text()
+
+
 def test_the_levels_above_n_that_were_measured_in_many_turns() -> None:
     name, ratios = "rounds-h200-sglang-0.5.17-triton-topk1.json", []
     for concurrency in (32, 64, 128):
