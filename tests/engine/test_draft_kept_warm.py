@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -91,6 +92,8 @@ def resume_with_one_just_prefilled(server: Server, seed: int) -> tuple[Crossing,
 
     crossing = cross(server, long, burst, during=send_once_full)
     assert_language(crossing)
+    resumes = [line.split() for line in crossing.log if "probe: resume of " in line]
+    need(any(waiting["rid"] in rids for rids in resumes), "it was prefilled after the resume")
     need(after_resume(crossing, waiting)[0][0] == prompts.ORDER, "it decoded before the resume")
     return crossing, waiting
 
@@ -102,21 +105,23 @@ def test_request_whose_first_decode_is_the_resume(
     assert after_resume(crossing, waiting) == never_off(static_server, waiting, prompts.ORDER)
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["kept", "lost"])
 def test_a_resume_writes_again_what_each_last_position_holds(
-    crossing_server: Server, faults: Faults
+    crossing_server: Server, faults: Faults, lost: bool
 ) -> None:
     """It has each request's own hidden state, also that of one that was just prefilled: acceptance
     would hardly show it, because the tiny draft reads little of them."""
-
-    def difference(seed: int) -> float:
-        crossing, _ = resume_with_one_just_prefilled(crossing_server, seed)
-        found = re.findall(r"probe: resume kv difference=(\S+)", "\n".join(crossing.log))
-        return max(map(float, found))
-
-    with faults.on("compare_resume"):
-        assert difference(1280) < 1e-5  # float32
-        with faults.on("lose_prefill"):
-            assert difference(2280) > 0.1, "the comparison would not notice a state that is lost"
+    with ExitStack() as on:
+        on.enter_context(faults.on("compare_resume"))
+        if lost:
+            on.enter_context(faults.on("lose_prefill"))
+        crossing, _ = resume_with_one_just_prefilled(crossing_server, 2280 if lost else 1280)
+    found = re.findall(r"probe: resume kv difference=(\S+)", "\n".join(crossing.log))
+    difference = max(map(float, found))
+    if lost:
+        assert difference > 0.1, "the comparison would not notice a state that is lost"
+    else:
+        assert difference < 1e-5  # float32
 
 
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])

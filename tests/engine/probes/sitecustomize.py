@@ -176,10 +176,11 @@ def switch_draft_kv_faults(warm_draft: ModuleType) -> None:
 
 
 def probe_resumes(cls: Any) -> None:
-    """Say how far what a resume writes is from what each request's last position held already."""
+    """Say whom a resume has, and how far what it writes is from what their last positions held."""
     resume = cls._resume
 
     def resume_and_compare(self: Any, batch: Any) -> None:
+        say(f"resume of {' '.join(request.rid for request in batch.reqs)}")
         if not is_on("compare_resume"):
             resume(self, batch)
             return
